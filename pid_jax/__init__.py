@@ -1,0 +1,3 @@
+"""Pixel-space diffusion transformers in JAX: PixelDiT, PiD and DiTok."""
+
+__version__ = "0.1.0"
