@@ -1,0 +1,86 @@
+"""What can be wrong with the options and inputs of the LQ branch, said in sentences."""
+
+from pid_jax.errors import UserError
+from pid_jax.models.gates import gate_width
+from pid_jax.models.spatial import check_padding_mode
+
+
+def check_projection(p) -> None:
+    """Raises UserError when the options of an `LqProjection` do not fit together."""
+    check_padding_mode(p.conv_padding_mode)
+    gate_width(p.gate_type, p.out_dim)
+    if p.in_channels <= 0 and p.latent_channels <= 0:
+        raise UserError("the LQ branch has no input: lq_latent_channels and lq_in_channels are both"
+                        " 0, set at least one of them")
+    if p.hidden_dim % 4:
+        raise UserError(f"lq_hidden_dim is {p.hidden_dim}, but its GroupNorm has 4 groups: choose a"
+                        " multiple of 4")
+    _check_latent_options(p)
+    _check_picture_options(p)
+
+
+def _check_latent_options(p) -> None:
+    if p.latent_channels % p.latent_unpatchify_factor**2:
+        raise UserError(
+            f"lq_latent_channels is {p.latent_channels}, but lq_latent_unpatchify_factor"
+            f" {p.latent_unpatchify_factor} needs a multiple of {p.latent_unpatchify_factor**2}")
+    if p.latent_channels and (p.ratio <= 0 or p.ratio < 1 and (1 / p.ratio).denominator != 1):
+        raise UserError(
+            f"one latent cell covers {p.ratio} patches (sr_scale {p.sr_scale} *"
+            f" latent_spatial_down_factor {p.latent_spatial_down_factor} //"
+            f" lq_latent_unpatchify_factor {p.latent_unpatchify_factor} / patch_size"
+            f" {p.patch_size}); below 1 it must be 1/2, 1/3, 1/4, ...")
+
+
+def _check_picture_options(p) -> None:
+    if (p.in_channels or p.aux_rgb_head) and p.patch_size % p.sr_scale:
+        raise UserError(f"patch_size {p.patch_size} is not a multiple of sr_scale {p.sr_scale}, which"
+                        " the LQ image branch and the aux RGB head need")
+    tap = p.aux_rgb_head_latent_block_idx
+    if p.aux_rgb_head and tap != -1 and not 1 <= tap <= p.num_res_blocks:
+        raise UserError(f"lq_aux_rgb_head_latent_block_idx is {tap}; choose -1 (after the merge) or a"
+                        f" ResBlock from 1 to lq_num_res_blocks = {p.num_res_blocks}")
+
+
+def check_inputs(p, lq_latent, lq_image, lq_mask, with_rgb: bool) -> None:
+    """Raises UserError when arrays given to an `LqProjection` do not fit its options."""
+    _check_channels("lq_latent", lq_latent, "lq_latent_channels", p.latent_channels)
+    _check_channels("lq_image", lq_image, "lq_in_channels", p.in_channels)
+    batches = {name: x.shape[0] for name, x in
+               {"lq_latent": lq_latent, "lq_image": lq_image, "lq_mask": lq_mask}.items()
+               if x is not None}
+    check_batches(batches)
+    if lq_mask is not None and lq_mask.ndim != 1:
+        raise UserError(f"lq_mask has shape {lq_mask.shape}, expected one value per sample: [B]")
+    if with_rgb:
+        _check_rgb(p, lq_latent)
+
+
+def _check_channels(name: str, x, option: str, channels: int) -> None:
+    if x is None:
+        return
+    if x.ndim != 4:
+        raise UserError(f"{name} has shape {x.shape}, expected [batch, height, width, channels]")
+    if not channels:
+        raise UserError(f"{name} was given to a network without that branch ({option} is 0): leave"
+                        f" it out or build the network with {option}={x.shape[-1]}")
+    if x.shape[-1] != channels:
+        raise UserError(
+            f"{name} has {x.shape[-1]} channels (shape {x.shape}), this network expects {channels}"
+            f" ({option}): check that codec and checkpoint belong to one latent family, and that"
+            " the channels come last")
+
+
+def check_batches(batches: dict[str, int]) -> None:
+    """Raises UserError unless all named inputs have one batch size."""
+    if len(set(batches.values())) > 1:
+        sizes = ", ".join(f"{name} {size}" for name, size in batches.items())
+        raise UserError(f"batch sizes differ: {sizes}; give every input the same number of samples")
+
+
+def _check_rgb(p, lq_latent) -> None:
+    if not p.aux_rgb_head:
+        raise UserError("return_lq_aux needs the auxiliary head: build with lq_aux_rgb_head=True")
+    if p.aux_rgb_head_latent_block_idx != -1 and lq_latent is None:
+        raise UserError("the aux RGB head reads the latent branch (lq_aux_rgb_head_latent_block_idx"
+                        f" {p.aux_rgb_head_latent_block_idx}): pass lq_latent")
