@@ -1,0 +1,133 @@
+"""The two transformer blocks of PixelDiT as plain functions (PixelDiT paper, section 3)."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pid_jax.models.attention import (Attention, project_qkv, save_name, self_attention,
+                                      self_attention_init)
+from pid_jax.models.layers import (Params, gelu, linear, linear_init, mlp_init, modulate,
+                                   modulation_init, norm_init, rms_norm, swiglu, swiglu_init,
+                                   unstack)
+from pid_jax.models.rope import RopeTable
+
+
+# Order of the six modulations everywhere: shift, scale, gate of the attention, then of the MLP.
+
+
+class PatchContext(NamedTuple):
+    """What every patch block sees beside its stream."""
+
+    heads: int
+    condition: jax.Array  # [B, 1, D]
+    image_rope: RopeTable
+    text_rope: RopeTable | None
+    attention: Attention
+    key_mask: jax.Array | None  # [B, text + image tokens], True = attended
+
+
+def patch_block_init(key: jax.Array, hidden: int, heads: int) -> dict:
+    """Parameters of one joint block; names end in x (image) or y (text) as in the reference."""
+    image, text = (_patch_half_init(k, hidden, heads) for k in jax.random.split(key))
+    attention = {f"{name}_{side}": leaf for side, half in (("x", image), ("y", text))
+                 for name, leaf in half["attn"].items()}
+    return {"norm_x1": image["norm1"], "norm_x2": image["norm2"], "mlp_x": image["mlp"],
+            "norm_y1": text["norm1"], "norm_y2": text["norm2"], "mlp_y": text["mlp"],
+            "attn": attention,
+            "adaLN_modulation_img": image["modulation"],
+            "adaLN_modulation_txt": text["modulation"]}
+
+
+def _patch_half_init(key: jax.Array, hidden: int, heads: int) -> dict:
+    keys = jax.random.split(key, 3)
+    return {"norm1": norm_init(hidden), "norm2": norm_init(hidden),
+            "attn": self_attention_init(keys[0], hidden, heads),
+            "mlp": swiglu_init(keys[1], hidden),
+            "modulation": modulation_init(keys[2], hidden, hidden)}
+
+
+def patch_block(params: Params, stream: tuple[jax.Array, jax.Array],
+                context: PatchContext) -> tuple[jax.Array, jax.Array]:
+    """Joint attention of image x [B, L, D] and text y [B, T, D], then a SwiGLU on each."""
+    x, y = stream
+    image_mods = _modulations(params["adaLN_modulation_img"], context.condition)
+    text_mods = _modulations(params["adaLN_modulation_txt"], context.condition)
+    image_qkv = _patch_qkv(params, "x", x, image_mods, context.heads, context.image_rope)
+    text_qkv = _patch_qkv(params, "y", y, text_mods, context.heads, context.text_rope)
+    x_out, y_out = context.attention(*image_qkv, *text_qkv, key_mask=context.key_mask)
+    return (_patch_rest(params, "x", x, x_out, image_mods),
+            _patch_rest(params, "y", y, y_out, text_mods))
+
+
+def _modulations(params: Params, condition: jax.Array) -> list[jax.Array]:
+    return [linear(part, condition) for part in unstack(params)]
+
+
+def _patch_qkv(params, side, tokens, mods, heads, table):
+    hidden = modulate(rms_norm(params[f"norm_{side}1"], tokens), *mods[:2])
+    attn = {name: params["attn"][f"{name}_{side}"] for name in ("qkv", "q_norm", "k_norm")}
+    return project_qkv(attn, hidden, heads, table)
+
+
+def _patch_rest(params, side, tokens, attended, mods):
+    attended = save_name(attended).reshape(tokens.shape)
+    tokens = tokens + mods[2] * linear(params["attn"][f"proj_{side}"], attended)
+    hidden = modulate(rms_norm(params[f"norm_{side}2"], tokens), *mods[3:5])
+    return tokens + mods[5] * swiglu(params[f"mlp_{side}"], hidden)
+
+
+class PixelContext(NamedTuple):
+    """What every pixel block sees beside its pixels."""
+
+    heads: int
+    condition: jax.Array  # [B, L, D], one per patch
+    rope: RopeTable
+    attention: Attention
+    key_mask: jax.Array | None  # [B, L], True = attended
+
+
+def pixel_block_init(key: jax.Array, hidden: int, channels: int, pixels: int, attn_width: int,
+                     heads: int) -> dict:
+    """Parameters of one pixel block.
+
+    Args:
+      hidden: width of the condition; channels: width of a pixel token; pixels: pixels per patch;
+      attn_width: width of the compressed token that attends; heads: its heads.
+    """
+    keys = jax.random.split(key, 5)
+    flat = channels * pixels
+    return {"norm1": norm_init(channels), "norm2": norm_init(channels),
+            "compress_to_attn": linear_init(keys[0], flat, attn_width),
+            "attn": self_attention_init(keys[1], attn_width, heads),
+            "expand_from_attn": linear_init(keys[2], attn_width, flat),
+            "mlp": mlp_init(keys[3], channels),
+            "adaLN_modulation": modulation_init(keys[4], hidden, flat)}
+
+
+def pixel_block(params: Params, z: jax.Array, context: PixelContext) -> jax.Array:
+    """Pixel tokens z [B, L, C, P] (P pixels of a patch last), modulated per pixel.
+
+    The patch is compressed to one token for the attention; the feed-forward is per pixel. Each
+    modulation, as large as z, is computed where it is used so that few live at a time.
+    """
+    mods = unstack(params["adaLN_modulation"])
+    modulation = lambda i: linear(mods[i], context.condition).reshape(z.shape)
+    hidden = modulate(rms_norm(params["norm1"], z, axis=-2), modulation(0), modulation(1))
+    token = linear(params["compress_to_attn"], hidden.reshape(*z.shape[:2], -1))
+    token = self_attention(params["attn"], token, context.heads, context.rope, context.attention,
+                           context.key_mask)
+    z = z + modulation(2) * linear(params["expand_from_attn"], token).reshape(z.shape)
+    hidden = modulate(rms_norm(params["norm2"], z, axis=-2), modulation(3), modulation(4))
+    return z + modulation(5) * _channel_mlp(params["mlp"], hidden)
+
+
+def _channel_mlp(params: Params, z: jax.Array) -> jax.Array:
+    return channel_linear(params["fc2"], gelu(channel_linear(params["fc1"], z)))
+
+
+def channel_linear(params: Params, z: jax.Array) -> jax.Array:
+    """A linear layer on the channels of pixel tokens: [B, L, C, P] -> [B, L, out, P]."""
+    kernel = params["kernel"].astype(z.dtype)
+    out = jnp.einsum("blcp,cd->bldp", z, kernel)
+    return out + params["bias"].astype(z.dtype)[:, None]

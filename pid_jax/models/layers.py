@@ -1,0 +1,223 @@
+"""The small layers of every network here, as plain functions over parameter dicts.
+
+Conventions: a linear layer is `{"kernel": [in, out], "bias": [out]}` (no bias: no such key), a
+norm is `{"scale": [features]}`. Parameters keep their own dtype; the arithmetic runs in the dtype
+of the activations, and statistics of norms in float32. `*_init` functions draw float32 parameters.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Params = Mapping[str, Any]
+KernelInit = Callable[[jax.Array, tuple[int, ...]], jax.Array]
+
+RMS_NORM_EPS = 1e-6
+LAYER_NORM_EPS = 1e-5
+TIME_CHANNELS = 256
+TIME_MAX_PERIOD = 10.0
+SINCOS_OMEGA = 10000.0
+
+
+# ---- initial values -----------------------------------------------------------------------------
+
+def torch_uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """U(-b, b), b = 1/sqrt(fan_in): PyTorch's default for linear and convolution kernels.
+
+    All axes but the last count as inputs, except a leading stack axis of a 3-D kernel.
+    """
+    bound = 1 / math.sqrt(fan_in(shape))
+    return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+
+
+def fan_in(shape: tuple[int, ...]) -> int:
+    """Inputs per output of a kernel [in, out], [stack, in, out] or [kh, kw, in, out]."""
+    return shape[-2] if len(shape) <= 3 else math.prod(shape[:-1])
+
+
+def xavier_uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Glorot uniform for a kernel [in, out]."""
+    bound = math.sqrt(6 / (shape[0] + shape[1]))
+    return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+
+
+def normal(std: float) -> KernelInit:
+    """N(0, std^2)."""
+    return lambda key, shape: std * jax.random.normal(key, shape)
+
+
+def zeros(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """All zeros; the key is not used."""
+    return jnp.zeros(shape)
+
+
+# ---- linear, norms, feed-forward ----------------------------------------------------------------
+
+def linear_init(key: jax.Array, n_in: int, n_out: int, bias: bool = True,
+                kernel: KernelInit = torch_uniform, zero_bias: bool = False) -> dict:
+    """Parameters of a linear layer; the bias is PyTorch's U(-1/sqrt(n_in), 1/sqrt(n_in)) or 0."""
+    kernel_key, bias_key = jax.random.split(key)
+    params = {"kernel": kernel(kernel_key, (n_in, n_out))}
+    if bias:
+        bound = 0.0 if zero_bias else 1 / math.sqrt(n_in)
+        params["bias"] = jax.random.uniform(bias_key, (n_out,), minval=-bound, maxval=bound)
+    return params
+
+
+def linear(params: Params, x: jax.Array) -> jax.Array:
+    """x [..., in] -> [..., out]."""
+    y = x @ params["kernel"].astype(x.dtype)
+    return y + params["bias"].astype(x.dtype) if "bias" in params else y
+
+
+def norm_init(features: int) -> dict:
+    """Parameters of an RMSNorm: a scale of ones."""
+    return {"scale": jnp.ones((features,))}
+
+
+def rms_norm(params: Params, x: jax.Array, axis: int = -1) -> jax.Array:
+    """RMSNorm over `axis` with eps 1e-6: statistics in float32, cast back, then scaled."""
+    wide = x.astype(jnp.float32)
+    mean_square = jnp.mean(wide * wide, axis=axis, keepdims=True)
+    normed = (wide * jax.lax.rsqrt(mean_square + RMS_NORM_EPS)).astype(x.dtype)
+    scale = params["scale"].astype(x.dtype)
+    return normed * scale.reshape(scale.shape + (1,) * (-1 - axis))
+
+
+def swiglu_width(hidden: int) -> int:
+    """Inner width of the SwiGLU of a block: int(2 * (4 * hidden) / 3), rounded down."""
+    return int(2 * (4 * hidden) / 3)
+
+
+def swiglu_init(key: jax.Array, hidden: int) -> dict:
+    """Parameters of a bias-free SwiGLU."""
+    keys = jax.random.split(key, 3)
+    inner = swiglu_width(hidden)
+    return {"w1": linear_init(keys[0], hidden, inner, bias=False),
+            "w3": linear_init(keys[1], hidden, inner, bias=False),
+            "w2": linear_init(keys[2], inner, hidden, bias=False)}
+
+
+def swiglu(params: Params, x: jax.Array) -> jax.Array:
+    """w2(silu(w1 x) * w3 x)."""
+    return linear(params["w2"], jax.nn.silu(linear(params["w1"], x)) * linear(params["w3"], x))
+
+
+def mlp_init(key: jax.Array, hidden: int, ratio: int = 4) -> dict:
+    """Parameters of a two-layer feed-forward with biases."""
+    keys = jax.random.split(key)
+    return {"fc1": linear_init(keys[0], hidden, ratio * hidden),
+            "fc2": linear_init(keys[1], ratio * hidden, hidden)}
+
+
+def gelu(x: jax.Array) -> jax.Array:
+    """The exact (erf) GELU."""
+    return jax.nn.gelu(x, approximate=False)
+
+
+def mlp(params: Params, x: jax.Array) -> jax.Array:
+    """fc2(gelu(fc1 x)) on the last axis."""
+    return linear(params["fc2"], gelu(linear(params["fc1"], x)))
+
+
+# ---- modulation (adaLN) -------------------------------------------------------------------------
+
+def modulation_init(key: jax.Array, n_in: int, n_out: int, count: int = 6) -> dict:
+    """One leaf for `count` modulations: kernel [count, n_in, n_out], bias [count, n_out]."""
+    kernel_key, bias_key = jax.random.split(key)
+    bound = 1 / math.sqrt(n_in)
+    bias = jax.random.uniform(bias_key, (count, n_out), minval=-bound, maxval=bound)
+    return {"kernel": torch_uniform(kernel_key, (count, n_in, n_out)), "bias": bias}
+
+
+def unstack(params: Params) -> list[dict]:
+    """The linear layers that a leaf with a leading axis holds, one dict each."""
+    count = len(params["kernel"])
+    # jnp.split differentiates to one concatenation; indexing would sum `count` padded arrays.
+    parts = {name: jnp.split(leaf, count) for name, leaf in params.items()}
+    return [{name: split[i][0] for name, split in parts.items()} for i in range(count)]
+
+
+def modulate(x: jax.Array, shift: jax.Array, scale: jax.Array) -> jax.Array:
+    """x * (1 + scale) + shift."""
+    return x * (1 + scale) + shift
+
+
+# ---- patches ------------------------------------------------------------------------------------
+
+def patchify(x: jax.Array, patch: int) -> jax.Array:
+    """[B, H, W, C] -> [B, L, C, patch^2]; patches row by row, pixels of a patch row by row."""
+    b, h, w, c = x.shape
+    x = x.reshape(b, h // patch, patch, w // patch, patch, c)
+    return x.transpose(0, 1, 3, 5, 2, 4).reshape(b, -1, c, patch * patch)
+
+
+def unpatchify(tokens: jax.Array, grid: tuple[int, int], patch: int) -> jax.Array:
+    """Inverse of `patchify`: [B, L, C, patch^2] -> [B, H, W, C] for a grid (rows, columns)."""
+    b, _, c, _ = tokens.shape
+    rows, columns = grid
+    tokens = tokens.reshape(b, rows, columns, c, patch, patch)
+    return tokens.transpose(0, 1, 4, 2, 5, 3).reshape(b, rows * patch, columns * patch, c)
+
+
+def to_grid(tokens: jax.Array, grid: tuple[int, int]) -> jax.Array:
+    """[B, L, D] -> [B, rows, columns, D]."""
+    return tokens.reshape(tokens.shape[0], *grid, tokens.shape[-1])
+
+
+# ---- positions and time -------------------------------------------------------------------------
+
+def sincos_table(length: int, channels: int) -> np.ndarray:
+    """[channels, length] float32: sines, then cosines of k / 10000^(i/(channels/2)).
+
+    Computed in float64 and cast once. `channels` must be even.
+    """
+    omega = SINCOS_OMEGA ** (-np.arange(channels // 2, dtype=np.float64) / (channels / 2))
+    angles = omega[:, None] * np.arange(length, dtype=np.float64)
+    return np.concatenate([np.sin(angles), np.cos(angles)]).astype(np.float32)
+
+
+def pixel_positions(grid: tuple[int, int], patch: int, channels: int) -> jax.Array:
+    """2-D sin-cos embedding of every pixel of the full image, [L, channels, patch^2] float32.
+
+    The first half of the channels tells the column, the second the row; built from two small
+    tables so that no image-sized constant enters the program.
+    """
+    rows, columns = grid
+    half = channels // 2
+    shape = (rows, columns, half, patch, patch)
+    column = sincos_table(columns * patch, half).reshape(half, columns, patch).transpose(1, 0, 2)
+    row = sincos_table(rows * patch, half).reshape(half, rows, patch).transpose(1, 0, 2)
+    both = [jnp.broadcast_to(column[None, :, :, None, :], shape),
+            jnp.broadcast_to(row[:, None, :, :, None], shape)]
+    return jnp.concatenate(both, axis=2).reshape(rows * columns, channels, patch * patch)
+
+
+def time_frequencies() -> np.ndarray:
+    """The 128 frequencies of the time embedding, float32.
+
+    PiD's table is built in float32: the exponent is rounded before and after the division by
+    128, and exp is rounded once. t reaches 1000, so one ulp here shows in the output.
+    """
+    half = TIME_CHANNELS // 2
+    log_period = np.float32(-np.log(TIME_MAX_PERIOD))
+    exponent = log_period * np.arange(half, dtype=np.float32) / np.float32(half)
+    return np.exp(exponent.astype(np.float64)).astype(np.float32)
+
+
+def time_init(key: jax.Array, hidden: int) -> dict:
+    """Parameters of the time embedding's MLP: kernels N(0, 0.02^2)."""
+    keys = jax.random.split(key)
+    return {"fc1": linear_init(keys[0], TIME_CHANNELS, hidden, kernel=normal(0.02)),
+            "fc2": linear_init(keys[1], hidden, hidden, kernel=normal(0.02))}
+
+
+def time_embedding(params: Params, t: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """t [B] float32 in 0..1000 -> [B, D]: fc2(silu(fc1([cos, sin](t * f))))."""
+    angles = t.astype(jnp.float32)[:, None] * time_frequencies()
+    waves = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1).astype(dtype)
+    return linear(params["fc2"], jax.nn.silu(linear(params["fc1"], waves)))
