@@ -15,13 +15,18 @@ def photo():
     return jnp.asarray(pixels[None], jnp.float32) / 127.5 - 1
 
 
-def test_basis_is_orthonormal():
-    rows = basis().reshape(16, -1)
+BLOCKS = pytest.mark.parametrize("block", [4, 8])
+
+
+@BLOCKS
+def test_basis_is_orthonormal(block):
+    rows = basis(block).reshape(16, -1)
     np.testing.assert_allclose(rows @ rows.T, np.eye(16), atol=1e-12)
 
 
-def test_decoded_latents_encode_to_themselves():
-    codec = build_codec("dct")
+@BLOCKS
+def test_decoded_latents_encode_to_themselves(block):
+    codec = build_codec("dct", block=block)
     latents = jax.random.normal(jax.random.key(0), (2, 3, 5, 16))
     again = codec.encode(codec.decode(latents))
     np.testing.assert_allclose(again, latents, atol=1e-5)
@@ -40,8 +45,10 @@ def test_flat_colours_survive_exactly():
     np.testing.assert_allclose(codec.decode(codec.encode(colours)), colours, atol=1e-6)
 
 
-def test_latents_of_photographs_are_about_unit(photo):
-    rms = jnp.sqrt(jnp.mean(build_codec("dct").encode(photo)**2, axis=(0, 1, 2)))
+@BLOCKS
+def test_latents_of_photographs_are_about_unit(photo, block):
+    codec = build_codec("dct", block=block)
+    rms = jnp.sqrt(jnp.mean(codec.encode(photo)**2, axis=(0, 1, 2)))
     assert float(rms.min()) > 0.2 and float(rms.max()) < 2
 
 
@@ -50,6 +57,15 @@ def test_protocol_and_jit(photo):
     assert isinstance(codec, LatentCodec)
     assert (codec.family, codec.channels, codec.spatial_factor) == ("dct", 16, 8)
     np.testing.assert_allclose(jax.jit(codec.encode)(photo), codec.encode(photo), atol=1e-5)
+
+
+def test_blocks_of_four_are_another_family_and_lose_less(photo):
+    coarse, fine = build_codec("dct"), build_codec("dct", block=4)
+    assert (fine.family, fine.spatial_factor) == ("dct4", 4)
+    losses = [float(jnp.mean((c.decode(c.encode(photo)) - photo)**2)) for c in (coarse, fine)]
+    assert losses[1] < losses[0] / 2
+    with pytest.raises(UserError, match="block=5"):
+        build_codec("dct", block=5)
 
 
 @pytest.mark.parametrize("shape", [(1, 12, 16, 3), (1, 16, 9, 3), (1, 16, 16, 4), (16, 16, 3)])
