@@ -1,0 +1,1 @@
+"""PyTorch weights in and out of this project."""

@@ -1,0 +1,100 @@
+"""Text-to-image PixelDiT (`PixDiT_T2I` in PyTorch)."""
+
+from pid_jax.models import token_compression as compression
+from pid_jax.models.pixeldit import PixelDiT
+from tools.convert_torch_weights.mappings.engine import Rule, layer
+from tools.convert_torch_weights.mappings.transforms import (channel_major,
+                                                             channel_major_modulations,
+                                                             half_split, half_split_qkv, vector)
+
+
+def rules(net: PixelDiT) -> list[Rule]:
+    """The rules of a network with these options."""
+    return _embedders() + _patch_blocks(net) + _pixel_blocks(net) + _encoder_decoder(net)
+
+
+def norm(key: str, path: str) -> Rule:
+    """An RMSNorm."""
+    return Rule(f"{key}.weight", f"{path}/scale")
+
+
+def _attention(key: str, path: str, width: int, heads: int, side: str = "") -> list[Rule]:
+    """qkv, q/k norms and projection; `side` is the names' ending ("_x", "_y" or nothing)."""
+    head = vector(half_split(width // heads))
+    return [*layer(f"{key}.qkv{side}", f"{path}/qkv{side}", half_split_qkv(width, heads), parts=3),
+            Rule(f"{key}.q_norm{side}.weight", f"{path}/q_norm{side}/scale", head),
+            Rule(f"{key}.k_norm{side}.weight", f"{path}/k_norm{side}/scale", head),
+            *layer(f"{key}.proj{side}", f"{path}/proj{side}")]
+
+
+def _embedders() -> list[Rule]:
+    return [Rule("y_pos_embedding", "y_pos_embedding"),
+            *layer("pixel_embedder.proj", "pixel_embedder/proj"),
+            *layer("s_embedder.proj", "s_embedder/proj"),
+            *layer("t_embedder.mlp.0", "t_embedder/fc1"),
+            *layer("t_embedder.mlp.2", "t_embedder/fc2"),
+            *layer("y_embedder.proj", "y_embedder/proj"),
+            norm("y_embedder.norm", "y_embedder/norm"),
+            norm("final_layer.norm", "final_layer/norm"),
+            *layer("final_layer.linear", "final_layer/linear")]
+
+
+def _patch_blocks(net: PixelDiT) -> list[Rule]:
+    key, path, found = "patch_blocks.{i}", "patch_blocks", []
+    for side, long_name in (("x", "img"), ("y", "txt")):
+        found += [norm(f"{key}.norm_{side}{n}", f"{path}/norm_{side}{n}") for n in (1, 2)]
+        found += _attention(f"{key}.attn", f"{path}/attn", net.hidden_size, net.num_groups,
+                            f"_{side}")
+        for name in ("w1", "w2", "w3"):
+            found += layer(f"{key}.mlp_{side}.{name}", f"{path}/mlp_{side}/{name}")
+        name = f"adaLN_modulation_{long_name}"
+        found += layer(f"{key}.{name}.0", f"{path}/{name}", parts=6)
+    return found
+
+
+def _pixel_blocks(net: PixelDiT) -> list[Rule]:
+    key, path = "pixel_blocks.{i}", "pixel_blocks"
+    pixels, channels = net.patch_size**2, net.pixel_hidden_size
+    order = channel_major(pixels, channels)
+    return [norm(f"{key}.norm1", f"{path}/norm1"), norm(f"{key}.norm2", f"{path}/norm2"),
+            *layer(f"{key}.compress_to_attn", f"{path}/compress_to_attn", columns=order),
+            *_attention(f"{key}.attn", f"{path}/attn", net.pixel_attn_hidden_size,
+                        net.pixel_num_groups),
+            *layer(f"{key}.expand_from_attn", f"{path}/expand_from_attn", rows=order),
+            *layer(f"{key}.mlp.fc1", f"{path}/mlp/fc1"), *layer(f"{key}.mlp.fc2", f"{path}/mlp/fc2"),
+            *layer(f"{key}.adaLN_modulation.0", f"{path}/adaLN_modulation",
+                   channel_major_modulations(pixels, 6, channels), parts=6)]
+
+
+def _encoder_decoder(net: PixelDiT) -> list[Rule]:
+    found = [norm("s_ed_in_norm", "s_ed_in_norm"), norm("s_ed_out_norm", "s_ed_out_norm")]
+    for name in ("s_ed_proj_in", "s_ed_proj_out", "s_ed_cond_proj"):
+        found += layer(name, name)
+    for side in ("encoder_ed", "decoder_ed"):
+        key, path = f"{side}.stages.{{i}}", f"{side}/stages_{{i}}"
+        found += _stage_block(f"{key}.blocks.{{j}}", f"{path}/blocks_{{j}}", net)
+        found += _merge(f"{key}.compress", f"{path}/merge", "proj_to_hidden.0")
+        found += _expand(f"{key}.expand", f"{path}/expand", "proj_from_hidden")
+    return found
+
+
+def _stage_block(key: str, path: str, net: PixelDiT) -> list[Rule]:
+    return [norm(f"{key}.norm1", f"{path}/norm1"), norm(f"{key}.norm2", f"{path}/norm2"),
+            *_attention(f"{key}.attn", f"{path}/attn", compression.width(net),
+                        compression.heads(net)),
+            *layer(f"{key}.mlp.fc1", f"{path}/mlp/fc1"), *layer(f"{key}.mlp.fc2", f"{path}/mlp/fc2"),
+            *layer(f"{key}.adaLN_modulation.0", f"{path}/adaLN_modulation", parts=6),
+            *_merge(f"{key}._ts_compress", f"{path}/shuffle_merge", "proj_to_attn"),
+            *_expand(f"{key}._ts_expand", f"{path}/shuffle_expand", "proj_from_attn")]
+
+
+def _merge(key: str, path: str, out: str) -> list[Rule]:
+    return [*layer(f"{key}.adapter_in.0", f"{path}/adapter_in"),
+            *layer(f"{key}.proj_down", f"{path}/proj_down"),
+            *layer(f"{key}.{out}", f"{path}/proj_out")]
+
+
+def _expand(key: str, path: str, into: str) -> list[Rule]:
+    return [*layer(f"{key}.{into}", f"{path}/proj_in"),
+            *layer(f"{key}.proj_up.0", f"{path}/proj_up"),
+            *layer(f"{key}.adapter_out.0", f"{path}/adapter_out")]
