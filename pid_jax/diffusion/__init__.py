@@ -1,0 +1,1 @@
+"""Mathematics of diffusion: paths, time sampling, guidance, solvers, noising, losses, schedules."""

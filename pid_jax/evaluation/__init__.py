@@ -1,0 +1,1 @@
+"""Evaluation: image metrics and reports."""

@@ -1,0 +1,1 @@
+"""Training: state, optimizer, averages, checkpoints, metrics."""
