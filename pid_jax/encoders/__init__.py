@@ -8,7 +8,7 @@ from pid_jax.encoders.hashed_text import HashedTextEncoder
 from pid_jax.encoders.protocols import LatentCodec, TextEncoder
 
 CODECS = {"dct": DctCodec}
-TEXT_ENCODERS = {"hashed_text": HashedTextEncoder}
+TEXT_ENCODERS = {"hashed": HashedTextEncoder}
 
 
 def build_codec(name: str, **options: Any) -> LatentCodec:
@@ -17,5 +17,5 @@ def build_codec(name: str, **options: Any) -> LatentCodec:
 
 
 def build_text_encoder(name: str, **options: Any) -> TextEncoder:
-    """The text encoder `name` ("hashed_text": width=256, length=64). Unknown: UserError."""
+    """The text encoder `name` ("hashed": width=256, length=64). Unknown: UserError."""
     return registry.build("text encoder", TEXT_ENCODERS, name, options)

@@ -35,7 +35,7 @@ class HashedTextEncoder:
         """Args: width: embedding size E >= 8. length: tokens T >= 1 of every caption."""
         for name, value, least in (("width", width, 8), ("length", length, 1)):
             if not isinstance(value, int) or value < least:
-                raise UserError(f"text encoder 'hashed_text': {name} must be a whole number of at "
+                raise UserError(f"text encoder 'hashed': {name} must be a whole number of at "
                                 f"least {least}, got {value!r}")
         self.width = width
         self.length = length

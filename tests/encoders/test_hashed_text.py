@@ -13,7 +13,7 @@ CAPTIONS = ["A red cat, on a mat!", "红色的猫坐在垫子上", "हिन्
 
 @pytest.fixture
 def encoder():
-    return build_text_encoder("hashed_text", width=48, length=12)
+    return build_text_encoder("hashed", width=48, length=12)
 
 
 def test_shape_type_and_scale(encoder):
@@ -65,4 +65,4 @@ def test_tokens(caption, expected):
     ({"widht": 4}, "did you mean 'width'"), ({"width": 0}, "at least 8"), ({"length": 2.5}, "2.5")])
 def test_bad_options(options, hint):
     with pytest.raises(UserError, match=hint):
-        build_text_encoder("hashed_text", **options)
+        build_text_encoder("hashed", **options)

@@ -1,0 +1,306 @@
+"""A data set on disk: ArrayRecord shards, an index beside each, and a manifest, `dataset.json`.
+
+A shard counts once the manifest names it; the manifest is rewritten after every shard. So whatever
+interrupts a writer, the folder is a readable data set of the shards finished until then.
+"""
+
+import bisect
+import collections
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+
+from pid_jax.data import index as index_lib
+from pid_jax.data import records
+from pid_jax.data.records import CorruptRecord, Record
+from pid_jax.errors import UserError
+from pid_jax.files import atomic_write
+
+MANIFEST = "dataset.json"
+SKIPPED = "skipped.jsonl"
+FORMAT = "pid_jax.dataset"
+_SHARD_NAME = re.compile(r"shard-\d{5}\.arrayrecord")
+_OUR_FILES = re.compile(r"dataset\.json|skipped\.jsonl|\.?shard-\d{5}\..*|\.dataset\.json\..*")
+# One record a group: random access reads nothing but the record. Pictures do not compress further.
+_WRITER_OPTIONS = "group_size:1,uncompressed"
+_READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
+OPEN_READERS = 64
+
+
+class DatasetWriter:
+    """Writes records into a folder, a context manager.
+
+    Leaving the context finishes the last shard; after an exception too, so that nothing packed is
+    lost, but then the manifest says `"complete": false`.
+    """
+
+    def __init__(self, folder: Path, shard_bytes: int = 256 << 20):
+        """Args: folder: empty or missing. shard_bytes: a shard ends once it holds this much."""
+        self._folder = Path(folder)
+        self._shard_bytes = shard_bytes
+        self._keys: set[str] = set()
+        self._shards: list[dict] = []
+        self._sources = collections.Counter()
+        self._captions = collections.Counter()
+        self._fingerprint = hashlib.sha256(FORMAT.encode())
+        self._writer: ArrayRecordWriter | None = None
+        self._rows = index_lib.IndexBuilder()
+        self._filled = 0
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> "DatasetWriter":
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        self._finish_shard()
+        self._write_manifest(complete=kind is None)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._keys
+
+    def add(self, record: Record) -> None:
+        """Appends a record. Raises UserError for a key that is already there."""
+        if record.key in self._keys:
+            raise UserError(f"duplicate key {record.key!r}")
+        data = records.to_bytes(record)
+        if self._writer is None:
+            self._writer = ArrayRecordWriter(str(self._part_file), _WRITER_OPTIONS)
+        with _write_errors(self._part_file):
+            self._writer.write(data)
+        self._rows.add(record, data)
+        self._count(record, data)
+        if self._filled >= self._shard_bytes:
+            self._finish_shard()
+            self._write_manifest(complete=False)
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of all records so far."""
+        return sum(s["bytes"] for s in self._shards) + self._filled
+
+    def _count(self, record: Record, data: bytes) -> None:
+        self._keys.add(record.key)
+        self._sources[record.source] += 1
+        self._captions.update(record.captions.keys())
+        self._filled += len(data)
+
+    @property
+    def _shard_name(self) -> str:
+        return f"shard-{len(self._shards):05d}.arrayrecord"
+
+    @property
+    def _part_file(self) -> Path:
+        return self._folder / f".{self._shard_name}.part"
+
+    def _finish_shard(self) -> None:
+        if self._writer is None:
+            return
+        writer, self._writer = self._writer, None
+        with _write_errors(self._part_file):
+            writer.close()
+        index = self._rows.build()
+        target = self._folder / self._shard_name
+        digest = _sync_and_hash(self._part_file)
+        os.replace(self._part_file, target)
+        index_lib.save_index(index, index_path(target))
+        self._fingerprint.update(index.digest().encode())
+        self._shards.append({"file": target.name, "records": len(index), "bytes": self._filled,
+                             "sha256": digest})
+        self._rows, self._filled = index_lib.IndexBuilder(), 0
+
+    def _write_manifest(self, complete: bool) -> None:
+        manifest = {
+            "format": FORMAT, "schema": records.SCHEMA_VERSION, "complete": complete,
+            "records": sum(s["records"] for s in self._shards),
+            "bytes": sum(s["bytes"] for s in self._shards),
+            "sources": dict(self._sources), "captions": dict(self._captions),
+            "fingerprint": self._fingerprint.hexdigest(), "shards": self._shards,
+        }
+        with atomic_write(self._folder / MANIFEST) as file:
+            json.dump(manifest, file, indent=1)
+
+
+class Dataset:
+    """A packed folder with random access; safe to read from many threads and to send to workers.
+
+    Attributes:
+      folder: where it lies.
+      manifest: the parsed `dataset.json`.
+      index: columns over all records; `len(index)` records in all.
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        """Raises UserError when the folder is no complete data set of a schema this one reads."""
+        self.folder = Path(folder)
+        self.manifest = read_manifest(self.folder)
+        self._files = [self.folder / shard["file"] for shard in self.manifest["shards"]]
+        parts = [index_lib.load_index(index_path(file)) for file in self._files]
+        _check_counts(self.manifest, parts, self.folder)
+        self.index = index_lib.concatenate(parts)
+        self._starts = list(itertools.accumulate((len(p) for p in parts[:-1]), initial=0))
+        self._open_readers()
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, i: int) -> Record:
+        """Record i. Raises CorruptRecord naming the shard and position."""
+        if not 0 <= i < len(self):
+            raise IndexError(f"record {i} of {len(self)}")
+        shard = bisect.bisect_right(self._starts, i) - 1
+        position = i - self._starts[shard]
+        try:
+            record = records.from_bytes(self._read(shard, position))
+            self._check_row(record, i)
+        except CorruptRecord as error:
+            raise CorruptRecord(f"record {position} of {self._files[shard].name} (key "
+                                f"{self.index.key[i]!r}) is damaged: {error}") from error
+        return record
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies keys, sizes, contents and order of the records."""
+        return self.manifest["fingerprint"]
+
+    def _check_row(self, record: Record, i: int) -> None:
+        row = (self.index.key[i], self.index.width[i], self.index.height[i])
+        if (record.key, record.width, record.height) != row:
+            raise CorruptRecord("it is not the record that the index lists")
+
+    def _read(self, shard: int, position: int) -> bytes:
+        try:
+            return self._reader(shard).read([position])[0]
+        except (RuntimeError, ValueError, IndexError, OSError) as error:
+            raise CorruptRecord(_one_line(error)) from error
+
+    def _reader(self, shard: int) -> ArrayRecordReader:
+        with self._lock:
+            if shard not in self._readers:
+                if len(self._readers) >= OPEN_READERS:
+                    self._readers.popitem(last=False)
+                self._readers[shard] = ArrayRecordReader(str(self._files[shard]), _READER_OPTIONS)
+            self._readers.move_to_end(shard)
+            return self._readers[shard]
+
+    def _open_readers(self) -> None:
+        self._lock = threading.Lock()
+        self._readers: collections.OrderedDict[int, ArrayRecordReader] = collections.OrderedDict()
+
+    def __getstate__(self) -> dict:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_readers")}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self._open_readers()
+
+
+def index_path(shard: Path) -> Path:
+    """The index beside a shard."""
+    return shard.with_suffix(".index.npz")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a data set.
+
+    Raises: UserError when there is none, or it is damaged, of another schema or names files that
+      are not there or not in the folder.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        what = "has no dataset.json" if folder.is_dir() else "does not exist"
+        raise UserError(f"{folder} is not a packed data set: it {what}; pack one with "
+                        "`python -m pid_jax.data.ingest --src IMAGES --dst FOLDER`")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        shards = [(shard["file"], shard["records"]) for shard in manifest["shards"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error!r}); pack the data set again") from error
+    if (manifest.get("format"), manifest.get("schema")) != (FORMAT, records.SCHEMA_VERSION):
+        raise UserError(f"{path} has format {manifest.get('format')!r} schema "
+                        f"{manifest.get('schema')!r}; this program reads {FORMAT!r} schema "
+                        f"{records.SCHEMA_VERSION}")
+    for name, _ in shards:
+        if not _SHARD_NAME.fullmatch(str(name)) or not (folder / name).is_file():
+            raise UserError(f"{path} names the shard {name!r}, which is not in {folder}; copy it "
+                            "there or pack the data set again")
+    if not shards:
+        raise UserError(f"{folder} holds no pictures; pack it again")
+    return manifest
+
+
+@contextlib.contextmanager
+def staged_folder(target: Path, overwrite: bool) -> Iterator[Path]:
+    """Yields an empty folder beside `target` that takes its place on success.
+
+    An existing target is only replaced when `overwrite` is set and `check_destination` allows it;
+    it stays untouched until the new folder is complete, and after any failure.
+    """
+    check_destination(target, overwrite)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    stage, old = (target.with_name(f".{target.name}.{role}-{os.getpid()}") for role in ("new", "old"))
+    stage.mkdir()
+    try:
+        yield stage
+        if target.exists():
+            os.replace(target, old)
+        os.replace(stage, target)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def check_destination(target: Path, overwrite: bool) -> None:
+    """Raises UserError unless `target` is free, or `overwrite` is set and it is a data set.
+
+    A data set is recognised by its files, so that a mistyped path deletes nothing else.
+    """
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not target.is_dir():
+        raise UserError(f"the destination {target} is a file; name a folder")
+    if not overwrite:
+        raise UserError(f"the destination {target} is not empty; choose another, or add "
+                        "--overwrite to replace the data set in it")
+    foreign = next((p for p in sorted(target.rglob("*"))
+                    if p.is_file() and not _OUR_FILES.fullmatch(p.name)), None)
+    if foreign is not None:
+        raise UserError(f"{target} holds {foreign.name}, which is not part of a data set; it is "
+                        "not overwritten: remove it yourself or choose another destination")
+
+
+def _check_counts(manifest: dict, parts: Sequence[index_lib.Index], folder: Path) -> None:
+    for shard, part in zip(manifest["shards"], parts):
+        if len(part) != shard["records"]:
+            raise UserError(f"the index of {shard['file']} in {folder} lists {len(part)} records, "
+                            f"its manifest {shard['records']}; pack the data set again")
+
+
+def _sync_and_hash(file: Path) -> str:
+    with open(file, "rb") as handle:
+        os.fsync(handle.fileno())
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def _write_errors(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise UserError(f"cannot write {file}: {_one_line(error)}") from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,134 @@
+"""The index beside each shard: what planning needs to know of every record, without its picture.
+
+`shard-00000.index.npz` holds one row a record, in the order of the shard, so that a record's
+position is its row: key, source, width, height, bytes of the record, its checksum and the length
+of its longest caption.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pid_jax.data.records import Record, checksum_of
+from pid_jax.errors import UserError
+from pid_jax.files import atomic_write
+
+_NUMBERS = {"width": np.int32, "height": np.int32, "size": np.int64, "checksum": np.uint32,
+            "caption_length": np.int32}
+_TEXTS = ("key", "source")
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """Many strings in two arrays: their UTF-8 bytes one after another, and where each ends."""
+
+    blob: np.ndarray
+    ends: np.ndarray
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> "Texts":
+        parts = [t.encode() for t in texts]
+        return cls(np.frombuffer(b"".join(parts), np.uint8),
+                   np.cumsum([len(p) for p in parts], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, i: int) -> str:
+        start = self.ends[i - 1] if i else 0
+        return self.blob[start:self.ends[i]].tobytes().decode()
+
+
+@dataclasses.dataclass(frozen=True)
+class Index:
+    """Columns of N records, each `[N]`.
+
+    Attributes:
+      key, source: strings, decoded on access.
+      width, height: int32, pixels as seen upright.
+      size: int64, bytes of the whole record.
+      checksum: uint32, CRC-32 of the record.
+      caption_length: int32, characters of the longest caption; 0 for none.
+    """
+
+    key: Texts
+    source: Texts
+    width: np.ndarray
+    height: np.ndarray
+    size: np.ndarray
+    checksum: np.ndarray
+    caption_length: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def digest(self) -> str:
+        """SHA-256 of keys, sizes and checksums in order: what training on this data depends on."""
+        sha = hashlib.sha256()
+        for array in (self.key.ends, self.key.blob, self.width, self.height, self.checksum):
+            sha.update(np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<")).tobytes())
+        return sha.hexdigest()
+
+
+class IndexBuilder:
+    """Collects rows, then becomes an `Index`."""
+
+    def __init__(self):
+        self._rows: list[tuple] = []
+
+    def add(self, record: Record, data: bytes) -> None:
+        """A row for `record`, whose serialised bytes are `data`."""
+        longest = max(map(len, record.captions.values()), default=0)
+        self._rows.append((record.key, record.source, record.width, record.height, len(data),
+                           checksum_of(data), longest))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def build(self) -> Index:
+        columns = list(zip(*self._rows)) or [()] * 7
+        numbers = [np.array(c, t) for c, t in zip(columns[2:], _NUMBERS.values())]
+        return Index(Texts.of(columns[0]), Texts.of(columns[1]), *numbers)
+
+
+def save_index(index: Index, path: Path) -> None:
+    """Writes an index as npz without pickled objects."""
+    arrays = {name: getattr(index, name) for name in _NUMBERS}
+    for name in _TEXTS:
+        texts = getattr(index, name)
+        arrays |= {name: texts.blob, f"{name}_ends": texts.ends}
+    with atomic_write(path, "wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def load_index(path: Path) -> Index:
+    """Reads an index. Raises UserError when the file is missing, damaged or of another form."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            texts = [Texts(file[name], file[f"{name}_ends"]) for name in _TEXTS]
+            index = Index(*texts, *(file[name] for name in _NUMBERS))
+    except FileNotFoundError as error:
+        raise UserError(f"the index {path} is missing; pack the data set again") from error
+    except Exception as error:  # zipfile and numpy raise whatever a damaged file provokes.
+        raise UserError(f"the index {path} is damaged ({error}); pack the data set again") from error
+    lengths = {len(getattr(index, name)) for name in (*_TEXTS, *_NUMBERS)}
+    if len(lengths) > 1:
+        raise UserError(f"the index {path} has columns of different lengths; pack it again")
+    return index
+
+
+def concatenate(parts: Sequence[Index]) -> Index:
+    """One index over the records of all parts, in order."""
+    texts = [_concatenate_texts([getattr(p, name) for p in parts]) for name in _TEXTS]
+    numbers = [np.concatenate([getattr(p, name) for p in parts]).astype(dtype)
+               for name, dtype in _NUMBERS.items()]
+    return Index(*texts, *numbers)
+
+
+def _concatenate_texts(parts: Sequence[Texts]) -> Texts:
+    starts = np.cumsum([0] + [len(p.blob) for p in parts[:-1]])
+    return Texts(np.concatenate([p.blob for p in parts]),
+                 np.concatenate([p.ends + s for p, s in zip(parts, starts)]))
