@@ -45,41 +45,59 @@ class AlignLoss:
 
     def __call__(self, prediction: jax.Array, target: jax.Array, sigma: jax.Array | None = None,
                  keep: jax.Array | None = None) -> jax.Array:
-        """Weighted mean over the samples that count; 0 when none does.
+        """Weighted mean of `distances` over the samples that count; 0 when none does.
 
         Args:
           prediction: [B, h, w, 3], not clamped.
-          target: [B, H, W, 3]; resized by area to h x w, then clamped to [-1, 1]. An all-zero
-            target does not count.
-          sigma: [B] noise level of the LQ latent; None: every sample weighs 1.
-          keep: [B], 0 or False where the latent was dropped.
+          target: [B, H, W, 3].
+          sigma, keep: see `weights`.
         """
-        target = self._fit(target.astype(jnp.float32), prediction.shape)
-        distance = self._distance(prediction.astype(jnp.float32), target)
-        weight = self._weight(target, sigma, keep)
-        return jnp.sum(weight * distance) / jnp.maximum(jnp.sum(weight), 1e-6)
+        target = self._fit(target, prediction.shape)
+        weights = self.weights(target, sigma, keep)
+        return jnp.sum(shares(weights) * self.distances(prediction, target))
 
-    def _fit(self, target: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        if target.shape[1:3] != shape[1:3]:
-            target = resampling.resize(target, *shape[1:3], resampling.adaptive_mean_matrix)
-        return jnp.clip(target, -1.0, 1.0)
+    def distances(self, prediction: jax.Array, target: jax.Array) -> jax.Array:
+        """Float32 [B] mean Charbonnier distances.
 
-    def _distance(self, prediction: jax.Array, target: jax.Array) -> jax.Array:
-        """[B] distances; (x + 1) / 2 on both sides leaves half the difference."""
-        to_ycbcr = YCBCR * np.asarray([[self.y_weight], [self.chroma_weight], [self.chroma_weight]],
-                                      np.float32)
-        difference = jnp.einsum("bhwc,kc->bhwk", 0.5 * (prediction - target), to_ycbcr,
+        The target [B, H, W, 3] is resized by area to the prediction's h x w, then clamped to
+        [-1, 1]; the prediction is not clamped.
+        """
+        channels = np.float32([self.y_weight, self.chroma_weight, self.chroma_weight])
+        # (x + 1) / 2 on both sides leaves half the difference.
+        half = 0.5 * (prediction.astype(jnp.float32) - self._fit(target, prediction.shape))
+        difference = jnp.einsum("bhwc,kc->bhwk", half, channels[:, None] * YCBCR,
                                 precision=jax.lax.Precision.HIGHEST)
         return jnp.mean(jnp.sqrt(jnp.square(difference) + self.eps**2) - self.eps, axis=(1, 2, 3))
 
-    def _weight(self, target: jax.Array, sigma: jax.Array | None, keep: jax.Array | None
-                ) -> jax.Array:
+    def weights(self, target: jax.Array, sigma: jax.Array | None = None,
+                keep: jax.Array | None = None) -> jax.Array:
+        """Float32 [B] weights of the samples.
+
+        Args:
+          target: [B, H, W, 3]; an all-zero one weighs nothing.
+          sigma: [B] noise level of the LQ latent; None: every sample weighs 1.
+          keep: [B], 0 or False where the latent was dropped.
+        """
         weight = (jnp.mean(jnp.abs(target), axis=(1, 2, 3)) > 1e-6).astype(jnp.float32)
         if keep is not None:
             weight = weight * keep.astype(jnp.float32)
         if sigma is not None:
             weight = weight * jnp.maximum(1.0 - sigma, 0.0) ** self.sigma_power
         return weight
+
+    def _fit(self, target: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        target = target.astype(jnp.float32)
+        if target.shape[1:3] != shape[1:3]:
+            target = resampling.resize(target, *shape[1:3], resampling.adaptive_mean_matrix)
+        return jnp.clip(target, -1.0, 1.0)
+
+
+def shares(weights: jax.Array) -> jax.Array:
+    """Weights [B] over their sum: each sample's share in a weighted mean; all 0 when none counts.
+
+    Made once for a whole batch, they let micro-batches add up to the batch's weighted mean.
+    """
+    return weights / jnp.maximum(jnp.sum(weights), 1e-6)
 
 
 def latent_is_kept(latent: jax.Array) -> jax.Array:

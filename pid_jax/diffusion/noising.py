@@ -93,10 +93,12 @@ class LatentNoiser:
         chosen = (draws.apply < self.apply_prob) & ~(draws.clean < self.clean_ratio)
         low, high = ranges[:, 0], ranges[:, 1]
         sigma = jnp.where(chosen, low + (high - low) * draws.sigma, 0.0)
-        noised = self._mix(latent, draws.noise, per_sample(sigma, latent))
+        noised = self.mix(latent, draws.noise, sigma)
         return jnp.where(per_sample(chosen, latent) > 0, noised, latent), sigma
 
-    def _mix(self, latent: jax.Array, noise: jax.Array, sigma: jax.Array) -> jax.Array:
+    def mix(self, latent: jax.Array, noise: jax.Array, sigma: jax.Array) -> jax.Array:
+        """Latents [B, h, w, C] at the noise levels sigma [B], along this noiser's path."""
+        sigma = per_sample(sigma, latent)
         if self.path == "flow":
             return (1.0 - sigma) * latent + sigma * noise
         return jnp.sqrt(jnp.maximum(1.0 - sigma * sigma, 0.0)) * latent + sigma * noise

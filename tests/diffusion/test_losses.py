@@ -64,6 +64,15 @@ def test_align_weights_dropped_and_black_samples_out():
     assert loss(prediction, target, sigma=np.full(3, 1.0, np.float32)) == 0.0
 
 
+def test_align_of_micro_batches_adds_up_to_the_batch():
+    prediction, target = normal(0, (4, 4, 4, 3), 0.5), normal(1, (4, 8, 8, 3), 0.5)
+    sigma, loss = np.float32([0.1, 0.9, 0.4, 0.0]), losses.AlignLoss()
+    share = losses.shares(loss.weights(target, sigma))
+    parts = [jnp.sum(share[i:i + 2] * loss.distances(prediction[i:i + 2], target[i:i + 2]))
+             for i in (0, 2)]
+    np.testing.assert_allclose(sum(parts), loss(prediction, target, sigma), rtol=1e-6)
+
+
 def test_align_clamps_after_the_resize():
     """Pixels of 3 and -1 average to 1: clamping first would give 0."""
     target = np.tile(np.float32([3.0, -1.0])[None, None, :, None], (1, 2, 1, 3))
