@@ -1,0 +1,1 @@
+"""One command per question; each prints a table and can write JSON."""
