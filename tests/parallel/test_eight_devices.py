@@ -1,0 +1,22 @@
+"""Runs the modules in `eight_devices/`, each in its own process with eight fake CPU devices."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent / "eight_devices"
+REPOSITORY = FOLDER.parents[2]
+SECONDS = 900
+
+
+@pytest.mark.parametrize("module", sorted(p.name for p in FOLDER.glob("test_*.py")))
+def test_module(module: str) -> None:
+    environment = dict(os.environ, JAX_PLATFORMS="cpu", PID_JAX_EIGHT_DEVICES="1",
+                       XLA_FLAGS="--xla_force_host_platform_device_count=8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / module)],
+        cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
