@@ -99,11 +99,12 @@ def splash(q: jax.Array, k: jax.Array, v: jax.Array, key_mask: jax.Array | None 
     """
     queries, keys = q.shape[1], k.shape[1]
     block_q, block_k = splash_block(queries, largest_block), splash_block(keys, largest_block)
-    padded = _round_up(keys, block_k)
-    segments = _segments(_round_up(queries, block_q), padded, keys, q.shape[0], key_mask)
-    q, k, v = _pad(q * q.shape[-1] ** -0.5, _round_up(queries, block_q)), _pad(k, padded), _pad(v, padded)
-    q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
-    kernel = _splash_kernel(q.shape[1], q.shape[2], padded, block_q, block_k, interpret)
+    rows, columns = _round_up(queries, block_q), _round_up(keys, block_k)
+    segments = _segments(rows, columns, keys, q.shape[0], key_mask)
+    q = q * q.shape[-1] ** -0.5
+    q, k, v = (jnp.swapaxes(_pad(x, length), 1, 2)
+               for x, length in ((q, rows), (k, columns), (v, columns)))
+    kernel = _splash_kernel(q.shape[1], rows, columns, block_q, block_k, interpret)
     out = jax.vmap(kernel)(q, k, v, segments)
     return _zero_if_blind(jnp.swapaxes(out, 1, 2)[:, :queries], key_mask)
 
