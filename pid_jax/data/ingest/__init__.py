@@ -1,0 +1,1 @@
+"""Packing collections of pictures into data sets."""

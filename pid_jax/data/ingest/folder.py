@@ -1,0 +1,211 @@
+"""A folder of pictures, with captions in files beside them or in one table."""
+
+import csv
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pid_jax.data import captions
+from pid_jax.data.ingest.pack import LARGEST_FILE, Item, Skip
+from pid_jax.errors import UserError
+
+PICTURE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif",
+                              ".ppm", ".avif"))
+FILE_FIELDS = ("file_name", "file", "image", "path")
+PLAIN_FIELDS = ("caption", "text", "en_caption")
+MISSING = ("skip", "empty")
+
+Named = Mapping[str, str]
+
+
+def folder_items(source: Path, table: Path | None = None, missing: str = "skip"
+                 ) -> Iterator[Item | Skip]:
+    """Every picture under `source`, sorted by path; its key is the path without the suffix.
+
+    Args:
+      source: folder; hidden files are ignored, links that leave it are skipped.
+      table: JSON-lines or CSV file with captions; without it the captions of `a/b.jpg` are in
+        `a/b.json` or else `a/b.txt`.
+      missing: what to do with a picture without caption: "skip" it, or pack it with none ("empty").
+    Raises: UserError when the folder or the table is missing, holds nothing or cannot be read.
+    """
+    if not source.is_dir():
+        raise UserError(f"the source {source} is not a folder")
+    found = list(_walk(source, source))
+    pictures = [item for item in found if not isinstance(item, Skip)]
+    if not pictures:
+        raise UserError(f"{source} holds no pictures ({', '.join(sorted(PICTURE_SUFFIXES))})")
+    lookup, unusable = _table_lookup(table, source) if table else (_Sidecars(source), [])
+    for entry in found:
+        yield entry if isinstance(entry, Skip) else _item(source, entry, lookup, missing)
+    yield from unusable
+
+
+def _item(source: Path, relative: str, lookup: Callable[[str], Named], missing: str) -> Item:
+    return Item(
+        key=str(PurePosixPath(relative).with_suffix("")), name=relative,
+        read=functools.partial(_read_limited, source / relative),
+        captions=functools.partial(_captions, lookup, relative, missing))
+
+
+def _captions(lookup: Callable[[str], Named], relative: str, missing: str) -> Named:
+    found = lookup(relative)
+    if not found and missing == "skip":
+        raise UserError("it has no caption (--missing-captions empty packs it without)")
+    return found
+
+
+def _read_limited(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(LARGEST_FILE + 1)
+
+
+def _walk(folder: Path, source: Path) -> Iterator[str | Skip]:
+    """Relative paths of pictures, depth first in sorted order."""
+    for entry in sorted(os.scandir(folder), key=lambda e: e.name):
+        if entry.name.startswith("."):
+            continue
+        path = Path(entry.path)
+        relative = path.relative_to(source).as_posix()
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(path, source)
+        elif entry.is_symlink() and path.is_dir():
+            yield Skip(relative, "links to folders are not followed")
+        elif path.suffix.lower() in PICTURE_SUFFIXES:
+            yield _check_place(path, source) or relative
+
+
+def _check_place(path: Path, source: Path) -> Skip | None:
+    relative = path.relative_to(source).as_posix()
+    if not path.resolve().is_relative_to(source.resolve()):
+        return Skip(relative, "it is a link that leaves the folder")
+    if not path.is_file():
+        return Skip(relative, "it is not a file, or a link to nothing")
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sidecars:
+    """Captions of `a/b.jpg` from `a/b.json` or `a/b.txt`."""
+
+    source: Path
+
+    def __call__(self, relative: str) -> Named:
+        for suffix, parse in ((".json", _parse_json), (".txt", _parse_text)):
+            path = (self.source / relative).with_suffix(suffix)
+            if path.is_file():
+                return _parse_sidecar(path, parse, self.source)
+        return {}
+
+
+def _parse_sidecar(path: Path, parse: Callable[[str], Named], source: Path) -> Named:
+    if not path.resolve().is_relative_to(source.resolve()):
+        raise UserError(f"its caption {path.name} is a link that leaves the folder")
+    try:
+        return parse(_read_limited(path).decode("utf-8-sig"))
+    except OSError as error:
+        raise UserError(f"its caption {path.name} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"its caption {path.name} is not UTF-8 text") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"its caption {path.name} is not valid JSON: {error}") from error
+
+
+def _parse_text(text: str) -> Named:
+    return named({"caption": text.strip()})
+
+
+def _parse_json(text: str) -> Named:
+    return named(json.loads(text))
+
+
+def named(value: Any) -> Named:
+    """Captions by name from a string, or a dict with prompt fields or one plain caption field.
+
+    A plain caption is named "prompt". Blank captions count as none.
+    """
+    if isinstance(value, str):
+        value = {"caption": value}
+    if not isinstance(value, Mapping):
+        return {}
+    prompts = {k: v for k, v in captions.named_captions(value).items() if v.strip()}
+    plain = next((v for f in PLAIN_FIELDS if isinstance(v := value.get(f), str) and v.strip()), None)
+    return prompts or ({"prompt": plain} if plain else {})
+
+
+def _table_lookup(table: Path, source: Path) -> tuple[Callable[[str], Named], list[Skip]]:
+    """A lookup by relative path, and the rows that cannot be used."""
+    rows: dict[str, Named] = {}
+    unusable = []
+    for where, row in _rows(table):
+        try:
+            relative = _row_file(row, source)
+            if relative in rows:
+                raise UserError(f"{relative} is listed twice; the first row counts")
+            rows[relative] = _row_captions(row)
+        except UserError as error:
+            unusable.append(Skip(where, str(error)))
+    return (lambda relative: rows.get(relative, {})), unusable
+
+
+def _row_file(row: Any, source: Path) -> str:
+    """The picture of a row, as a normal path inside `source`."""
+    if isinstance(row, UserError):
+        raise row
+    value = next((row[f] for f in FILE_FIELDS if isinstance(row.get(f), str) and row[f]), None)
+    if value is None:
+        raise UserError(f"it names no picture (fields: {', '.join(FILE_FIELDS)})")
+    relative = os.path.normpath(value.replace("\\", "/"))
+    if relative.startswith("..") or os.path.isabs(relative) or "\0" in relative:
+        raise UserError(f"{value!r} leaves the folder")
+    if not (source / relative).is_file():
+        raise UserError(f"{value!r} is not in {source}")
+    return relative
+
+
+def _row_captions(row: Mapping[str, Any]) -> Named:
+    found = named({k: v for k, v in row.items() if k not in FILE_FIELDS})
+    if any(0xDC80 <= ord(c) <= 0xDCFF for text in found.values() for c in text):
+        raise UserError("its caption is not UTF-8 text")
+    return found
+
+
+def _rows(table: Path) -> Iterable[tuple[str, Any]]:
+    """("file line N", row) of a table; a row that cannot be parsed is a UserError object."""
+    readers = {".jsonl": _json_rows, ".csv": _csv_rows}
+    if table.suffix.lower() not in readers:
+        raise UserError(f"the captions {table} are neither .jsonl nor .csv")
+    try:
+        # Bytes that are not UTF-8 become lone surrogates, refused row by row.
+        text = table.read_text(encoding="utf-8-sig", errors="surrogateescape")
+    except OSError as error:
+        raise UserError(f"the captions {table} cannot be read: {error.strerror}") from error
+    for line, row in readers[table.suffix.lower()](text):
+        yield f"{table.name} line {line}", row
+
+
+def _json_rows(text: str) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield number, _json_row(line)
+
+
+def _json_row(line: str) -> Any:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return UserError(f"it is not JSON: {error}")
+    return row if isinstance(row, Mapping) else UserError("it is not a JSON object")
+
+
+def _csv_rows(text: str) -> Iterator[tuple[int, Any]]:
+    reader = csv.DictReader(text.splitlines(keepends=True))
+    try:
+        for row in reader:
+            yield reader.line_num, {k: v for k, v in row.items() if k is not None}
+    except csv.Error as error:
+        raise UserError(f"the CSV cannot be read at line {reader.line_num}: {error}") from error
