@@ -1,4 +1,4 @@
-"""The one exception for input that a person can mend."""
+"""The exceptions that commands turn into one sentence and an exit code."""
 
 
 class UserError(ValueError):
@@ -6,3 +6,18 @@ class UserError(ValueError):
 
     Commands print it as `error: <message>` on stderr and exit with status 2.
     """
+
+
+class RunFailed(RuntimeError):
+    """A run that started and cannot go on: a loss that is not finite, a save that failed.
+
+    Commands print it as `error: <message>` on stderr and exit with `exit_code` (1).
+    """
+
+    exit_code = 1
+
+
+class RunInterrupted(RunFailed):
+    """SIGTERM or SIGINT: the state was saved first. Exit status 143, as a shell reports SIGTERM."""
+
+    exit_code = 143

@@ -1,0 +1,256 @@
+"""The configuration of a run: every key with its default, and the check before anything compiles.
+
+Leaves are numbers, strings, booleans and tuples. A leaf that may be left unset is a
+`config_dict.placeholder`. The sections `model`, `codec` and `text` hold a `name` and the options
+of that thing; their builders check the options.
+"""
+
+import difflib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from ml_collections import ConfigDict, config_dict
+
+from pid_jax.errors import UserError
+
+OPEN_SECTIONS = ("model", "codec", "text")
+OBJECTIVES = ("pixeldit_t2i", "pid_teacher")
+DTYPES = ("float32", "bfloat16")
+PREDICTIONS = ("velocity", "x0")
+
+
+def base_config() -> ConfigDict:
+    """Every key of a run with its default. Experiments in `configs/` change what they need."""
+    return ConfigDict({
+        "seed": 0,
+        "total_steps": 1000,
+        "objective": "pixeldit_t2i",
+        "dtype": "float32",  # compute
+        "param_dtype": "float32",  # parameters, optimizer and EMA
+        "init_from": config_dict.placeholder(str),  # weights only, from step 0
+        "resume": config_dict.placeholder(str),  # everything, from another run's folder
+        "model": {"name": "pixeldit_t2i"},
+        "codec": {"name": "dct"},
+        "text": {"name": "hashed"},
+        "data": _data(),
+        "optim": _optim(),
+        "ema": {"enabled": True, "rate": 0.1, "iteration_shift": 0},
+        "flow": _flow(),
+        "noising": _noising(),
+        "align": _align(),
+        "mesh": {"data": -1, "fsdp": 1, "sequence": 1},  # -1: all devices that are left
+        "checkpoint": {"every": 500, "keep": 3},
+        "sample": _sample(),
+        "log": {"every": 10, "tensorboard": True},
+    })
+
+
+def _data() -> dict:
+    return {
+        "path": config_dict.placeholder(str),  # folder written by `pid_jax.data.ingest`
+        "batch_size": 8,  # global, one optimizer update
+        "image_size": 256,
+        "caption_dropout": 0.1,
+        "latent_dropout": 0.0,  # pid_teacher: chance that a sample's latent becomes zeros
+    }
+
+
+def _optim() -> dict:
+    return {
+        "lr": 1e-4,
+        "weight_decay": 0.0,
+        "betas": (0.9, 0.999),
+        "eps": 1e-8,
+        "clip_norm": 0.1,
+        "force_finite": True,  # nan and inf in a gradient become 0
+        "skip_on_nonfinite": True,  # a norm that is not finite drops the update
+        "skip_grad_norm_threshold": config_dict.placeholder(float),  # drop updates above it
+        "warm_up_steps": (0,),
+        "cycle_lengths": (10_000_000,),
+        "f_start": (1e-6,),
+        "f_max": (1.0,),
+        "f_min": (1.0,),
+        "accumulate": 1,  # micro-batches of one update
+    }
+
+
+def _flow() -> dict:
+    return {
+        "prediction_type": "velocity",
+        "logit_mean": 0.0,
+        "logit_std": 1.0,
+        "sigma_min": 0.0,
+        "shift": 6.0,  # used when dynamic_shift is off
+        "dynamic_shift": False,
+        "dynamic_base_shift": 6.0,
+        "dynamic_image_size": 2048,  # sqrt(H W) at which the dynamic shift equals its base
+        "loss_weight": 1.0,
+    }
+
+
+def _noising() -> dict:
+    return {
+        "enabled": False,
+        "backbone": "flow_matching",
+        "apply_prob": 0.75,
+        "clean_latent_ratio": 0.0,
+        "add_sigma_min": 0.0,
+        "add_sigma_max": 0.8,
+    }
+
+
+def _align() -> dict:
+    return {
+        "enabled": False,
+        "weight": 0.8,
+        "sigma_power": 1.0,
+        "y_weight": 0.25,
+        "chroma_weight": 1.0,
+        "eps": 1e-3,
+    }
+
+
+def _sample() -> dict:
+    return {
+        "every": 500,
+        "steps": 50,
+        "guidance": 2.75,
+        "count": 4,
+        "image_size": config_dict.placeholder(int),  # default: data.image_size
+        "prompts": ("a photograph",),
+        "negative_prompt": "",
+        "heldout": config_dict.placeholder(str),  # default: pictures of data.path
+        "sigma": 0.0,  # pid_teacher: noise level of the latents that are decoded
+        "weights": "ema",
+    }
+
+
+def check_config(config: ConfigDict) -> None:
+    """Refuses unknown or missing keys, wrong types and values out of range.
+
+    Raises:
+      UserError: one sentence that names the key, its value and what was expected.
+    """
+    _check_keys(config, base_config(), "config")
+    _check_values(config)
+
+
+def _check_keys(config: ConfigDict, schema: ConfigDict, where: str) -> None:
+    for key in config:
+        if key not in schema:
+            raise UserError(unknown_key(f"{where}.{key}", schema))
+    for key in schema:
+        path = f"{where}.{key}"
+        if key not in config:
+            raise UserError(f"{path} is missing; start from pid_jax.config.base_config()")
+        _check_entry(config, schema, key, path)
+
+
+def _check_entry(config: ConfigDict, schema: ConfigDict, key: str, path: str) -> None:
+    value, expected = config.get(key), schema.get_type(key)
+    if not isinstance(schema.get(key), ConfigDict):
+        if value is not None or schema.get(key) is not None:
+            _check_type(value, expected, schema.get(key), path)
+    elif not isinstance(value, ConfigDict):
+        raise UserError(f"{path} is {value!r}; expected a section with keys")
+    elif key not in OPEN_SECTIONS:
+        _check_keys(value, schema[key], path)
+    elif not isinstance(value.get("name"), str):
+        raise UserError(f"{path}.name is {value.get('name')!r}; expected the name of a {key}")
+
+
+def _check_type(value: Any, expected: type, default: Any, path: str) -> None:
+    accepted = (int, float) if expected is float else expected
+    wrong = not isinstance(value, accepted) or (isinstance(value, bool) and expected is not bool)
+    if wrong:
+        raise UserError(f"{path} is {value!r} ({type(value).__name__}); "
+                        f"expected {expected.__name__}, such as {default!r}")
+
+
+def unknown_key(path: str, section: ConfigDict) -> str:
+    """The sentence for a key that a section does not have, with the nearest one that it has."""
+    close = difflib.get_close_matches(path.rsplit(".", 1)[-1], list(section), n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(section))}"
+    return f"{path} is not a known key; {hint}"
+
+
+def _check_values(config: ConfigDict) -> None:
+    _one_of(config, "objective", OBJECTIVES)
+    _one_of(config, "dtype", DTYPES)
+    _one_of(config, "param_dtype", DTYPES)
+    _one_of(config, "flow.prediction_type", PREDICTIONS)
+    _one_of(config, "sample.weights", ("ema", "params"))
+    for path in ("total_steps", "data.batch_size", "data.image_size", "optim.accumulate",
+                 "checkpoint.every", "checkpoint.keep", "sample.every", "sample.steps",
+                 "sample.count", "log.every"):
+        _at_least(config, path, 1)
+    for path in ("seed", "optim.lr", "optim.weight_decay", "align.weight", "sample.sigma"):
+        _at_least(config, path, 0)
+    for path in ("data.caption_dropout", "data.latent_dropout", "noising.apply_prob",
+                 "noising.clean_latent_ratio"):
+        _in_unit_interval(config, path)
+    _check_accumulation(config)
+
+
+def _check_accumulation(config: ConfigDict) -> None:
+    batch, parts = config.data.batch_size, config.optim.accumulate
+    if batch % parts:
+        raise UserError(f"config.data.batch_size is {batch}, which config.optim.accumulate "
+                        f"{parts} does not divide; choose a multiple of {parts}")
+
+
+def lookup(config: ConfigDict, path: str) -> Any:
+    """The value at a dotted path such as `optim.lr`."""
+    for part in path.split("."):
+        config = config[part]
+    return config
+
+
+def _one_of(config: ConfigDict, path: str, choices: tuple[str, ...]) -> None:
+    value = lookup(config, path)
+    if value not in choices:
+        raise UserError(f"config.{path} is {value!r}; expected one of {', '.join(choices)}")
+
+
+def _at_least(config: ConfigDict, path: str, least: float) -> None:
+    value = lookup(config, path)
+    if not value >= least:
+        raise UserError(f"config.{path} is {value!r}; expected at least {least}")
+
+
+def _in_unit_interval(config: ConfigDict, path: str) -> None:
+    value = lookup(config, path)
+    if not 0 <= value <= 1:
+        raise UserError(f"config.{path} is {value!r}; expected a number from 0 to 1")
+
+
+def to_json(config: ConfigDict) -> str:
+    """The resolved config as JSON text; tuples become lists, unset placeholders null."""
+    return json.dumps(config.to_dict(), indent=2, sort_keys=True)
+
+
+def from_json(text: str) -> ConfigDict:
+    """The inverse of `to_json`: lists become tuples, null an unset placeholder."""
+    return ConfigDict(_tuples(json.loads(text)))
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _tuples(v) for k, v in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def differences(old: ConfigDict, new: ConfigDict, sections: tuple[str, ...]) -> Iterator[str]:
+    """Yields `path: old -> new` for every leaf that differs in the named top-level keys."""
+    for section in sections:
+        before, after = _leaves(old.get(section), section), _leaves(new.get(section), section)
+        for path in sorted(before.keys() | after.keys()):
+            if before.get(path) != after.get(path):
+                yield f"config.{path}: {before.get(path)!r} -> {after.get(path)!r}"
+
+
+def _leaves(value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, (dict, ConfigDict)):
+        return {path: value}
+    return {k: v for key in value for k, v in _leaves(value[key], f"{path}.{key}").items()}

@@ -1,0 +1,281 @@
+"""Orbax checkpoints: `workdir/checkpoints/<step>/` with one folder per item.
+
+    params/  ema/      nested dicts of arrays; each loads without the others
+    optimizer/         the optimizer's state by path
+    data/              state of the data iterator (JSON)
+    config/  card/     resolved config and model card (JSON)
+
+Arrays are written in the background; a step's folder appears under its name when it is complete.
+"""
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from flax import traverse_util
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+import pid_jax
+from pid_jax import config as config_lib
+from pid_jax.errors import RunFailed, UserError
+from pid_jax.parallel.sharding import path_name, state_shardings
+from pid_jax.training.state import Params, TrainState
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "checkpoints"
+PARAMS, OPTIMIZER, DATA, CONFIG, CARD = "params", "optimizer", "data", "config", "card"
+RESERVED = (PARAMS, OPTIMIZER, DATA, CONFIG, CARD)
+
+
+class Checkpointer:
+    """Saves and restores the checkpoints of one run."""
+
+    def __init__(self, workdir: Path, keep: int):
+        """Opens `workdir/checkpoints` and keeps the newest `keep` of them."""
+        self.folder = Path(workdir).absolute() / FOLDER
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True)
+        self._manager = ocp.CheckpointManager(self.folder, options=options)
+        self._pending: tuple[int, float] | None = None
+
+    def latest_step(self) -> int | None:
+        """The newest complete checkpoint, or None."""
+        return self._manager.latest_step()
+
+    def save(self, state: TrainState, data_state: dict, config: ConfigDict) -> None:
+        """Starts writing; returns when the state may be overwritten.
+
+        Raises:
+          RunFailed: this or the previous save could not be written.
+        """
+        step = int(state.step)
+        self.wait()
+        if step == self.latest_step():
+            return
+        logger.info("saving the checkpoint of step %d", step)
+        self._pending = (step, time.monotonic())
+        try:
+            self._manager.save(step, args=_save_args(state, data_state, config), force=True)
+        except Exception as error:
+            raise self._failure(error) from error
+
+    def poll(self) -> None:
+        """Logs the end of a save in the background, and raises if it failed."""
+        if self._pending and not self._manager.is_saving_in_progress():
+            self.wait()
+
+    def wait(self) -> None:
+        """Blocks until the save in progress is complete.
+
+        Raises:
+          RunFailed: it could not be written.
+        """
+        if not self._pending:
+            return
+        try:
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
+        except Exception as error:
+            raise self._failure(error) from error
+        step, started = self._pending
+        self._pending = None
+        logger.info("saved the checkpoint of step %d in %.1f s", step, time.monotonic() - started)
+
+    def close(self) -> None:
+        """Waits for the last save, then ends the writer's threads."""
+        try:
+            self.wait()
+        finally:
+            self._manager.close()
+
+    def _failure(self, error: Exception) -> RunFailed:
+        step, _ = self._pending
+        self._pending = None
+        reason = " ".join(str(error).split())[:300]
+        return RunFailed(f"the checkpoint of step {step} could not be written to {self.folder}: "
+                         f"{reason}; the newest complete one is {self.latest_step()}")
+
+
+def _save_args(state: TrainState, data_state: dict, config: ConfigDict) -> ocp.args.Composite:
+    arrays = {PARAMS: state.params, OPTIMIZER: by_path(state.opt_state), **state.ema}
+    if clash := set(state.ema) & set(RESERVED):
+        raise UserError(f"an average cannot be called {', '.join(sorted(clash))}")
+    texts = {DATA: data_state, CONFIG: json.loads(config_lib.to_json(config)),
+             CARD: model_card(config, state)}
+    return ocp.args.Composite(
+        **{name: ocp.args.StandardSave(tree) for name, tree in arrays.items()},
+        **{name: ocp.args.JsonSave(text) for name, text in texts.items()})
+
+
+def model_card(config: ConfigDict, state: TrainState) -> dict:
+    """What the weights are, for people and for the commands that load them."""
+    return {
+        "format": 1,
+        "pid_jax": pid_jax.__version__,
+        "objective": config.objective,
+        "model": config.model.name,
+        "latent_family": config.codec.name,
+        "text_encoder": config.text.name,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+        "step": int(state.step),
+        "averages": sorted(state.ema),
+        "initialised_from": config.init_from,
+    }
+
+
+def by_path(tree: Any) -> dict:
+    """The leaves of any tree as nested dicts named by their path, free of classes."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return traverse_util.unflatten_dict({path_name(p): leaf for p, leaf in leaves}, sep="/")
+
+
+def from_path(named: dict, like: Any) -> Any:
+    """The inverse of `by_path`, in the structure of `like`."""
+    flat = traverse_util.flatten_dict(named, sep="/")
+    paths, structure = jax.tree_util.tree_flatten_with_path(like)
+    return jax.tree_util.tree_unflatten(structure, [flat[path_name(p)] for p, _ in paths])
+
+
+def restore_state(step_folder: Path, abstract: TrainState) -> tuple[TrainState, dict]:
+    """Reads a whole state.
+
+    Args:
+      step_folder: a complete checkpoint.
+      abstract: shapes, dtypes and shardings of the state to make; the mesh may differ from the
+        one that wrote the checkpoint.
+    Returns:
+      The state and the state of the data iterator.
+    Raises:
+      UserError: the checkpoint holds another tree; the first differences are named.
+    """
+    wanted = {PARAMS: abstract.params, OPTIMIZER: by_path(abstract.opt_state), **abstract.ema}
+    for name, tree in wanted.items():
+        refuse_differences(step_folder, name, tree)
+    found = {name: restore_tree(step_folder, name, tree) for name, tree in wanted.items()}
+    step = jax.device_put(jax.numpy.asarray(int(step_folder.name), abstract.step.dtype),
+                          abstract.step.sharding)
+    state = TrainState(
+        step=step, params=found[PARAMS], opt_state=from_path(found[OPTIMIZER], abstract.opt_state),
+        ema={name: found[name] for name in abstract.ema})
+    return state, read_json(step_folder, DATA)
+
+
+def restore_tree(step_folder: Path, name: str, abstract: Any) -> Any:
+    """Reads one item (`params`, or an average such as `ema`) with the shardings of `abstract`."""
+    handler = ocp.StandardCheckpointHandler()
+    return handler.restore(step_folder / name, args=ocp.args.StandardRestore(abstract))
+
+
+def saved_shapes(step_folder: Path, name: str) -> Any:
+    """The tree of `jax.ShapeDtypeStruct` of an item, read without its arrays."""
+    if not (step_folder / name).is_dir():
+        held = sorted(p.name for p in step_folder.iterdir() if p.is_dir())
+        raise UserError(f"the checkpoint {step_folder} holds no {name!r}; it holds "
+                        f"{', '.join(held)}")
+    tree = ocp.StandardCheckpointHandler().metadata(step_folder / name).tree
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def tree_differences(saved: Any, wanted: Any) -> tuple[list[str], list[str], list[str]]:
+    """Paths that only `wanted` has, that only `saved` has, and `path: shape -> shape`."""
+    old, new = _shapes_by_path(saved), _shapes_by_path(wanted)
+    changed = [f"{path} {old[path]} -> {new[path]}"
+               for path in sorted(old.keys() & new.keys()) if old[path] != new[path]]
+    return sorted(new.keys() - old.keys()), sorted(old.keys() - new.keys()), changed
+
+
+def _shapes_by_path(tree: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {path_name(path): tuple(leaf.shape) for path, leaf in leaves}
+
+
+def refuse_differences(step_folder: Path, name: str, wanted: Any) -> None:
+    """Raises UserError with the first differences when an item is not the tree that is wanted."""
+    missing, extra, changed = tree_differences(saved_shapes(step_folder, name), wanted)
+    if missing or extra or changed:
+        raise UserError(f"the checkpoint {step_folder} holds another model ({name}): "
+                        f"{describe_differences(missing, extra, changed)}")
+
+
+def describe_differences(missing: list[str], extra: list[str], changed: list[str]) -> str:
+    """The first three of each kind of difference, with their counts."""
+    parts = [(missing, "missing"), (extra, "not in this model"), (changed, "of another shape")]
+    return "; ".join(f"{len(paths)} {what}: {', '.join(paths[:3])}{' ...' if len(paths) > 3 else ''}"
+                     for paths, what in parts if paths)
+
+
+def find_step_folder(path: str | Path) -> Path:
+    """The checkpoint that `path` means: a workdir, its checkpoints folder or one step's folder.
+
+    Raises:
+      UserError: nothing is there, or no checkpoint in it is complete.
+    """
+    path = Path(path).absolute()
+    if not path.exists():
+        raise UserError(f"there is no checkpoint at {path}: the path does not exist")
+    if not path.is_dir():
+        raise UserError(f"{path} is a file; expected a workdir, a checkpoints folder or the "
+                        f"folder of one step")
+    if (path / PARAMS).is_dir():
+        return path
+    folder = path / FOLDER if (path / FOLDER).is_dir() else path
+    steps = [p for p in folder.iterdir() if p.name.isdigit() and (p / PARAMS).is_dir()]
+    if not steps:
+        raise UserError(f"{path} holds no complete checkpoint; expected folders such as "
+                        f"{FOLDER}/1000 written by pid_jax.main")
+    return max(steps, key=lambda p: int(p.name))
+
+
+def read_json(step_folder: Path, name: str) -> dict:
+    """A JSON item (`config`, `card`, `data`) of a checkpoint."""
+    file = step_folder / name / "metadata"
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"the checkpoint {step_folder} has no readable {name}: {error}") from error
+
+
+def read_config(step_folder: Path) -> ConfigDict:
+    """The resolved config with which a checkpoint was written."""
+    return config_lib.from_json(json.dumps(read_json(step_folder, CONFIG)))
+
+
+def load_for_inference(path: str | Path, which: str = "ema",
+                       mesh: Mesh | None = None) -> tuple[ConfigDict, Params]:
+    """Loads weights without the optimizer.
+
+    Args:
+      path: a workdir, its checkpoints folder (newest step) or one step's folder.
+      which: `ema` (or another average's name) or `params`.
+      mesh: places the weights by the sharding rules; default: all on the first device.
+    Returns:
+      The run's config and the nested dict of parameters as stored.
+    Raises:
+      UserError: no checkpoint there, or it does not hold `which`.
+    """
+    folder = find_step_folder(path)
+    shapes = saved_shapes(folder, which)
+    return read_config(folder), restore_tree(folder, which, placed(shapes, mesh))
+
+
+def placed(shapes: Any, mesh: Mesh | None) -> Any:
+    """Shapes with shardings: by the rules on a mesh, or everything on the first device."""
+    if mesh is None:
+        single = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        shardings = jax.tree.map(lambda _: single, shapes)
+    else:
+        shardings = state_shardings(shapes, mesh)
+    return with_shardings(shapes, shardings)
+
+
+def with_shardings(shapes: Any, shardings: Any) -> Any:
+    """`jax.ShapeDtypeStruct`s that carry their shardings."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes, shardings)

@@ -1,0 +1,176 @@
+"""What a run tells about itself: `metrics.jsonl`, TensorBoard, the progress line, a loss plot."""
+
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+from pid_jax.errors import RunFailed
+from pid_jax.files import atomic_write
+
+logger = logging.getLogger(__name__)
+
+FILE = "metrics.jsonl"
+GUARDED = ("loss",)  # a run stops when one of these is not finite
+
+
+def digest(keys: Iterable[str]) -> str:
+    """16 hex digits that name the samples of a batch and their order."""
+    return hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
+
+
+class MetricsWriter:
+    """Appends one JSON line a step, and the same numbers to TensorBoard when it is installed."""
+
+    def __init__(self, workdir: Path, first_step: int, tensorboard: bool = True):
+        """Opens the files; lines of steps after `first_step` (an earlier, killed run) are cut."""
+        self.path = Path(workdir) / FILE
+        truncate(self.path, first_step)
+        self._file = self.path.open("a", encoding="utf-8")
+        self._board = _tensorboard(workdir, first_step) if tensorboard else None
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Adds the line of one step (updates done); numbers also go to TensorBoard."""
+        line = {"step": step, **{k: _plain(v) for k, v in values.items()}}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        for name, value in line.items():
+            if self._board and isinstance(value, float) and name != "time":
+                self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flushes and closes both."""
+        self._file.close()
+        if self._board:
+            self._board.close()
+
+
+def _plain(value: Any) -> Any:
+    """A JSON value: numbers that JSON lacks become text."""
+    if isinstance(value, (str, int)):
+        return value
+    value = float(value)
+    return value if math.isfinite(value) else str(value)
+
+
+def _tensorboard(workdir: Path, first_step: int):
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        logger.info("tensorboardX is not installed: numbers go to %s only", FILE)
+        return None
+    return SummaryWriter(str(Path(workdir) / "tensorboard"), purge_step=first_step + 1)
+
+
+def read(path: Path) -> list[dict]:
+    """The complete lines of a metrics file; a last line cut by a crash is left out."""
+    if not path.exists():
+        return []
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            break
+    return lines
+
+
+def truncate(path: Path, last_step: int) -> None:
+    """Keeps the lines of steps up to `last_step`, so that no step stands in the file twice."""
+    if not path.exists():
+        return
+    kept = [line for line in read(path) if line["step"] <= last_step]
+    with atomic_write(path) as file:
+        file.writelines(json.dumps(line) + "\n" for line in kept)
+
+
+class Progress:
+    """Speed and time left, measured over the steps since the last report."""
+
+    def __init__(self, step: int, total_steps: int, batch_size: int):
+        """Starts the clock at `step` updates done."""
+        self._total, self._batch = total_steps, batch_size
+        self.restart(step)
+
+    def restart(self, step: int) -> None:
+        """Starts the clock again, after something that is not training."""
+        self._step, self._time = step, time.monotonic()
+
+    def line(self, step: int, values: Mapping[str, Any]) -> str:
+        """`step 20/600 | loss 0.51 | grad 1.2 | lr 1e-04 | 8.1 images/s | 0:03:10 left`."""
+        seconds = max(time.monotonic() - self._time, 1e-9) / max(step - self._step, 1)
+        self.restart(step)
+        left = _clock((self._total - step) * seconds)
+        return (f"step {step}/{self._total} | loss {float(values['loss']):.4f} | "
+                f"grad {float(values['grad_norm']):.3g} | lr {float(values['lr']):.3g} | "
+                f"{self._batch / seconds:.2f} images/s | {left} left")
+
+
+def _clock(seconds: float) -> str:
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
+
+
+def stop_if_not_finite(step: int, values: Mapping[str, Any], last_good: int | None) -> None:
+    """Ends the run when a guarded metric is not finite.
+
+    Raises:
+      RunFailed: names the step, the metric and the newest checkpoint.
+    """
+    for name in GUARDED:
+        if not math.isfinite(float(values[name])):
+            good = "there is no checkpoint" if last_good is None else (
+                f"the last good checkpoint is of step {last_good}")
+            raise RunFailed(f"{name} is {float(values[name])} at step {step}; {good}; lower "
+                            f"config.optim.lr or look at the batch of this step in {FILE}")
+
+
+def plot(workdir: Path, names: tuple[str, ...] = ("loss", "grad_norm", "lr")) -> Path:
+    """Draws the curves of a run's metrics file into `plots/training.png` and returns its path."""
+    lines = read(Path(workdir) / FILE)
+    figure, axes = pyplot.subplots(len(names), 1, figsize=(8, 3 * len(names)), sharex=True)
+    for axis, name in zip(axes, names):
+        points = [(line["step"], line[name]) for line in lines if _is_number(line.get(name))]
+        _curve(axis, name, points)
+    axes[-1].set_xlabel("step")
+    figure.tight_layout()
+    path = Path(workdir) / "plots" / "training.png"
+    with atomic_write(path, "wb") as file:
+        figure.savefig(file, format="png", dpi=100)
+    pyplot.close(figure)
+    return path
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _curve(axis, name: str, points: list[tuple[int, float]]) -> None:
+    axis.set_ylabel(name)
+    axis.grid(alpha=0.3)
+    if not points:
+        return
+    steps, values = zip(*points)
+    axis.plot(steps, values, linewidth=0.5, alpha=0.5)
+    axis.plot(steps, smooth(values), linewidth=1.5)
+
+
+def smooth(values: Iterable[float], window: float = 0.02) -> list[float]:
+    """Exponential average over about `window` of the series, unbiased at its start."""
+    values = list(values)
+    decay = 1 - 1 / max(1.0, window * len(values))
+    total = weight = 0.0
+    result = []
+    for value in values:
+        total, weight = decay * total + value, decay * weight + 1
+        result.append(total / weight)
+    return result

@@ -1,0 +1,27 @@
+"""The training state: everything that changes from one update to the next."""
+
+from typing import Any
+
+import jax
+from flax import struct
+
+Params = dict[str, Any]
+
+
+@struct.dataclass
+class TrainState:
+    """Frozen; a step returns a new one. It holds no random keys: see `step_key`."""
+
+    step: jax.Array
+    """int32 scalar: updates done."""
+    params: Params
+    """Nested dict of parameters, `param_dtype`."""
+    opt_state: Any
+    """The optimizer's moments and counters, for trainable parameters only."""
+    ema: dict[str, Params]
+    """Averages of the parameters by name (`ema`); empty when switched off."""
+
+
+def step_key(seed: int, step: jax.Array | int) -> jax.Array:
+    """The random key of one update: a pure function of seed and step, so a resume continues it."""
+    return jax.random.fold_in(jax.random.key(seed), step)
