@@ -32,7 +32,7 @@ def base_config() -> ConfigDict:
         "resume": config_dict.placeholder(str),  # everything, from another run's folder
         "model": {"name": "pixeldit_t2i"},
         "codec": {"name": "dct"},
-        "text": {"name": "hashed"},
+        "text": {"name": "hashed_text"},
         "data": _data(),
         "optim": _optim(),
         "ema": {"enabled": True, "rate": 0.1, "iteration_shift": 0},
@@ -71,6 +71,7 @@ def _optim() -> dict:
         "f_start": (1e-6,),
         "f_max": (1.0,),
         "f_min": (1.0,),
+        "decay": "linear",
         "accumulate": 1,  # micro-batches of one update
     }
 
@@ -92,11 +93,12 @@ def _flow() -> dict:
 def _noising() -> dict:
     return {
         "enabled": False,
-        "backbone": "flow_matching",
+        "path": "flow",
         "apply_prob": 0.75,
         "clean_latent_ratio": 0.0,
         "add_sigma_min": 0.0,
         "add_sigma_max": 0.8,
+        "overrides": (),  # (part of a record's source, sigma min, sigma max) each
     }
 
 

@@ -103,7 +103,7 @@ class Checkpointer:
 
 
 def _save_args(state: TrainState, data_state: dict, config: ConfigDict) -> ocp.args.Composite:
-    arrays = {PARAMS: state.params, OPTIMIZER: by_path(state.opt_state), **state.ema}
+    arrays = {PARAMS: state.params, OPTIMIZER: nested(flat(state.opt_state)), **state.ema}
     if clash := set(state.ema) & set(RESERVED):
         raise UserError(f"an average cannot be called {', '.join(sorted(clash))}")
     texts = {DATA: data_state, CONFIG: json.loads(config_lib.to_json(config)),
@@ -129,17 +129,20 @@ def model_card(config: ConfigDict, state: TrainState) -> dict:
     }
 
 
-def by_path(tree: Any) -> dict:
-    """The leaves of any tree as nested dicts named by their path, free of classes."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return traverse_util.unflatten_dict({path_name(p): leaf for p, leaf in leaves}, sep="/")
+def flat(tree: Any) -> dict[str, Any]:
+    """The leaves of any tree by their path `a/b/0/c`."""
+    return {path_name(p): leaf for p, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
-def from_path(named: dict, like: Any) -> Any:
-    """The inverse of `by_path`, in the structure of `like`."""
-    flat = traverse_util.flatten_dict(named, sep="/")
-    paths, structure = jax.tree_util.tree_flatten_with_path(like)
-    return jax.tree_util.tree_unflatten(structure, [flat[path_name(p)] for p, _ in paths])
+def nested(leaves: dict[str, Any]) -> dict:
+    """Leaves by path -> nested dicts, free of the classes that the tree was made of."""
+    return traverse_util.unflatten_dict(leaves, sep="/")
+
+
+def like(tree: Any, leaves: dict[str, Any]) -> Any:
+    """Leaves by path -> the structure of `tree`."""
+    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    return jax.tree_util.tree_unflatten(structure, [leaves[path_name(p)] for p, _ in paths])
 
 
 def restore_state(step_folder: Path, abstract: TrainState) -> tuple[TrainState, dict]:
@@ -154,14 +157,15 @@ def restore_state(step_folder: Path, abstract: TrainState) -> tuple[TrainState, 
     Raises:
       UserError: the checkpoint holds another tree; the first differences are named.
     """
-    wanted = {PARAMS: abstract.params, OPTIMIZER: by_path(abstract.opt_state), **abstract.ema}
+    wanted = {PARAMS: abstract.params, OPTIMIZER: nested(flat(abstract.opt_state)), **abstract.ema}
     for name, tree in wanted.items():
         refuse_differences(step_folder, name, tree)
     found = {name: restore_tree(step_folder, name, tree) for name, tree in wanted.items()}
     step = jax.device_put(jax.numpy.asarray(int(step_folder.name), abstract.step.dtype),
                           abstract.step.sharding)
     state = TrainState(
-        step=step, params=found[PARAMS], opt_state=from_path(found[OPTIMIZER], abstract.opt_state),
+        step=step, params=found[PARAMS],
+        opt_state=like(abstract.opt_state, flat(found[OPTIMIZER])),
         ema={name: found[name] for name in abstract.ema})
     return state, read_json(step_folder, DATA)
 
@@ -184,15 +188,14 @@ def saved_shapes(step_folder: Path, name: str) -> Any:
 
 def tree_differences(saved: Any, wanted: Any) -> tuple[list[str], list[str], list[str]]:
     """Paths that only `wanted` has, that only `saved` has, and `path: shape -> shape`."""
-    old, new = _shapes_by_path(saved), _shapes_by_path(wanted)
+    old, new = _shapes(saved), _shapes(wanted)
     changed = [f"{path} {old[path]} -> {new[path]}"
                for path in sorted(old.keys() & new.keys()) if old[path] != new[path]]
     return sorted(new.keys() - old.keys()), sorted(old.keys() - new.keys()), changed
 
 
-def _shapes_by_path(tree: Any) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {path_name(path): tuple(leaf.shape) for path, leaf in leaves}
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    return {path: tuple(leaf.shape) for path, leaf in flat(tree).items()}
 
 
 def refuse_differences(step_folder: Path, name: str, wanted: Any) -> None:

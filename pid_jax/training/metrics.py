@@ -111,7 +111,7 @@ class Progress:
         self.restart(step)
         left = _clock((self._total - step) * seconds)
         return (f"step {step}/{self._total} | loss {float(values['loss']):.4f} | "
-                f"grad {float(values['grad_norm']):.3g} | lr {float(values['lr']):.3g} | "
+                f"grad {float(values['grad_norm']):.3g} | lr {float(values['learning_rate']):.3g} | "
                 f"{self._batch / seconds:.2f} images/s | {left} left")
 
 
@@ -134,7 +134,7 @@ def stop_if_not_finite(step: int, values: Mapping[str, Any], last_good: int | No
                             f"config.optim.lr or look at the batch of this step in {FILE}")
 
 
-def plot(workdir: Path, names: tuple[str, ...] = ("loss", "grad_norm", "lr")) -> Path:
+def plot(workdir: Path, names: tuple[str, ...] = ("loss", "grad_norm", "learning_rate")) -> Path:
     """Draws the curves of a run's metrics file into `plots/training.png` and returns its path."""
     lines = read(Path(workdir) / FILE)
     figure, axes = pyplot.subplots(len(names), 1, figsize=(8, 3 * len(names)), sharex=True)

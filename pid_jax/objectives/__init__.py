@@ -1,0 +1,72 @@
+"""What is trained: one file each. `build` makes the objective of a config and checks its parts."""
+
+from ml_collections import ConfigDict
+
+from pid_jax import encoders, models
+from pid_jax.errors import UserError
+from pid_jax.objectives.base import Objective
+from pid_jax.objectives.pid_teacher import PidTeacher
+from pid_jax.objectives.pixeldit_t2i import PixelDitT2I
+
+MODEL_OF = {"pixeldit_t2i": "pixeldit_t2i", "pid_teacher": "pidnet"}
+
+
+def build(config: ConfigDict) -> Objective:
+    """Makes the network, the encoders and the objective that use them.
+
+    Raises:
+      UserError: a name or option is unknown, or the parts do not fit each other; found before
+        anything compiles.
+    """
+    check_model_name(config)
+    net = models.build_model(dtype=config.dtype, param_dtype=config.param_dtype, **config.model)
+    text = encoders.build_text_encoder(**config.text)
+    check_text(net, text)
+    check_size("data.image_size", config.data.image_size, "the patch size", net.patch_size)
+    if config.objective == "pixeldit_t2i":
+        return PixelDitT2I(config, net, text)
+    codec = encoders.build_codec(**config.codec)
+    check_codec(net, codec)
+    check_size("data.image_size", config.data.image_size,
+               f"sr_scale {net.sr_scale} x codec factor {codec.spatial_factor}",
+               net.sr_scale * codec.spatial_factor)
+    return PidTeacher(config, net, text, codec)
+
+
+def check_model_name(config: ConfigDict) -> None:
+    """Refuses a model that the objective does not train."""
+    expected = MODEL_OF[config.objective]
+    if config.model.name != expected:
+        raise UserError(f"config.objective {config.objective!r} trains the model {expected!r}, "
+                        f"but config.model.name is {config.model.name!r}")
+
+
+def check_text(net, text) -> None:
+    """Refuses a text encoder whose embeddings the network cannot read."""
+    if text.width != net.txt_embed_dim:
+        raise UserError(f"the text encoder makes embeddings of width {text.width}, the network "
+                        f"reads {net.txt_embed_dim} (config.model.txt_embed_dim); make them equal")
+    if text.length > net.txt_max_length:
+        raise UserError(f"the text encoder makes {text.length} tokens, the network reads at most "
+                        f"{net.txt_max_length} (config.model.txt_max_length); make them equal")
+
+
+def check_codec(net, codec) -> None:
+    """Refuses a codec of another latent family than the network's."""
+    if codec.channels != net.lq_latent_channels:
+        raise UserError(f"the codec {codec.family!r} makes latents of {codec.channels} channels, "
+                        f"the network reads {net.lq_latent_channels} "
+                        "(config.model.lq_latent_channels); choose the codec of its family")
+    if codec.spatial_factor != net.latent_spatial_down_factor:
+        raise UserError(f"a latent cell of the codec {codec.family!r} covers "
+                        f"{codec.spatial_factor} pixels, the network expects "
+                        f"{net.latent_spatial_down_factor} "
+                        "(config.model.latent_spatial_down_factor); choose the codec of its family")
+
+
+def check_size(key: str, size: int, what: str, divisor: int) -> None:
+    """Refuses a picture size that patches or latent cells do not tile."""
+    if size % divisor:
+        lower = size // divisor * divisor
+        raise UserError(f"config.{key} is {size}, which {what} ({divisor}) does not divide; "
+                        f"choose {lower} or {lower + divisor}")

@@ -1,0 +1,181 @@
+"""What every objective shares: making the state, and one update from a loss."""
+
+import abc
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from pid_jax import models
+from pid_jax.diffusion import dpm_solver, schedules, time_sampling
+from pid_jax.encoders.protocols import TextEncoder
+from pid_jax.training import ema, freezing, optim
+from pid_jax.training.state import Params, TrainState, step_key
+
+Batch = dict[str, jax.Array]
+Metrics = dict[str, jax.Array]
+
+
+class Objective(abc.ABC):
+    """One thing that is trained. Everything but `prepare` and `prompts` is pure and jit-safe.
+
+    Attributes:
+      config: the run's config.
+      net: the Flax network; parameters stay outside it.
+      text: the text encoder.
+      fresh_parameters: path patterns of parameters that `init_from` may lack.
+      needs_heldout: `sample_inputs` reads pictures that training does not see.
+    """
+
+    fresh_parameters: tuple[str, ...] = ()
+    needs_heldout: bool = False
+
+    def __init__(self, config: ConfigDict, net: Any, text: TextEncoder):
+        """Holds the pieces; `objectives.build` makes and checks them."""
+        self.config, self.net, self.text = config, net, text
+
+    @functools.cached_property
+    def optimizer(self) -> optim.AdamW:
+        """AdamW with the config's schedule and clipping."""
+        return make_optimizer(self.config.optim)
+
+    @functools.cached_property
+    def averages(self) -> tuple[ema.EmaSpec, ...]:
+        """The averages of the parameters that the state holds."""
+        return make_averages(self.config.ema)
+
+    def frozen_rules(self) -> tuple[freezing.Freeze, ...]:
+        """What does not train."""
+        return (freezing.LAST_BLOCK_TEXT,)
+
+    @functools.cached_property
+    def mask(self) -> dict:
+        """Which parameters train; see `freezing.trainable_mask`."""
+        return freezing.trainable_mask(self.abstract_params, self.frozen_rules())
+
+    @functools.cached_property
+    def abstract_params(self) -> Params:
+        """Shapes and dtypes of the parameters."""
+        return jax.eval_shape(lambda: models.init_parameters(self.net, jax.random.key(0)))
+
+    def init(self, rng: jax.Array) -> TrainState:
+        """A fresh state; under `jax.eval_shape` it costs nothing."""
+        return self.start(models.init_parameters(self.net, rng))
+
+    def start(self, params: Params) -> TrainState:
+        """A state at step 0 around given parameters."""
+        trainable, _ = freezing.partition(params, self.mask)
+        return TrainState(step=jnp.zeros((), jnp.int32), params=params,
+                          opt_state=self.optimizer.init(trainable),
+                          ema=ema.init_ema(params, self.averages))
+
+    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        """One update on a batch made by `prepare`."""
+        examples = self.examples(batch, step_key(self.config.seed, state.step))
+        metrics, grads = self.gradients(state.params, examples)
+        state, update_metrics = self.update(state, grads)
+        return state, metrics | update_metrics
+
+    def gradients(self, params: Params, examples: Batch) -> tuple[Metrics, Params]:
+        """Metrics and gradients (trainable leaves only) of the loss, over the micro-batches."""
+        trainable, frozen = freezing.partition(params, self.mask)
+
+        def loss(trainable: Params, part: Batch) -> tuple[jax.Array, Metrics]:
+            return self.loss(freezing.combine(trainable, frozen), part)
+
+        def metrics_and_gradients(trainable: Params, part: Batch, index: jax.Array):
+            grads, metrics = jax.grad(loss, has_aux=True)(trainable, part)
+            return metrics, grads
+
+        return optim.accumulate(metrics_and_gradients, trainable, examples,
+                                self.config.optim.accumulate)
+
+    def update(self, state: TrainState, grads: Params) -> tuple[TrainState, Metrics]:
+        """Clips, moves the parameters, averages them, counts the step."""
+        trainable, frozen = freezing.partition(state.params, self.mask)
+        moving, _ = freezing.partition(self.mask, self.mask)
+        trainable, opt_state, metrics = self.optimizer.update(
+            grads, state.opt_state, trainable, moving)
+        params = freezing.combine(trainable, frozen)
+        averages = ema.update_ema(state.ema, params, state.step, self.averages)
+        return state.replace(step=state.step + 1, params=params, opt_state=opt_state,
+                             ema=averages), metrics
+
+    @abc.abstractmethod
+    def prepare(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The arrays of a pipeline's batch that go to the devices; runs on the host."""
+
+    @abc.abstractmethod
+    def examples(self, batch: Batch, rng: jax.Array) -> Batch:
+        """Draws all randomness of an update: arrays [B, ...] from which the loss follows."""
+
+    @abc.abstractmethod
+    def loss(self, params: Params, examples: Batch) -> tuple[jax.Array, Metrics]:
+        """The loss of examples and what to report; no randomness."""
+
+    @abc.abstractmethod
+    def sample_inputs(self, heldout: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
+        """What `sample` reads: fixed prompts, and pictures held out where `needs_heldout`."""
+
+    @abc.abstractmethod
+    def sample(self, params: Params, inputs: Batch, rng: jax.Array) -> dict[str, jax.Array]:
+        """Named pictures [B, H, W, 3] in [-1, 1], in the order of a grid's columns."""
+
+    @property
+    def sample_size(self) -> int:
+        """Side of the sampled pictures in pixels."""
+        return self.config.sample.image_size or self.config.data.image_size
+
+    @functools.cached_property
+    def null_text(self) -> np.ndarray:
+        """Embedding of the negative prompt, float32 [1, T, E]."""
+        return self.prompts([self.config.sample.negative_prompt])
+
+    def solver_table(self, height: int, width: int, steps: int) -> dpm_solver.DpmTable:
+        """The steps of DPM-Solver++ for pictures of this size."""
+        return dpm_solver.make_table(steps, self.shift(height, width), order=min(steps, 2))
+
+    def prompts(self, captions: Sequence[str]) -> np.ndarray:
+        """Caption embeddings float32 [B, T, E]."""
+        return self.text.embed(list(captions))
+
+    def shift(self, height: int, width: int) -> float:
+        """The time shift for pictures of this size."""
+        flow = self.config.flow
+        if not flow.dynamic_shift:
+            return flow.shift
+        return time_sampling.dynamic_shift(height, width, flow.dynamic_base_shift,
+                                           flow.dynamic_image_size)
+
+    def draw_times(self, rng: jax.Array, batch: int, height: int, width: int) -> jax.Array:
+        """Shifted training times, float32 [batch] in [0, 1]; 1 is noise."""
+        flow = self.config.flow
+        sampler = time_sampling.TimeSampler(mean=flow.logit_mean, std=flow.logit_std)
+        return time_sampling.shift_time(sampler(rng, batch), self.shift(height, width))
+
+
+def make_optimizer(options: ConfigDict) -> optim.AdamW:
+    """The optimizer that the config section `optim` describes."""
+    schedule = schedules.CycleSchedule(
+        warm_up_steps=options.warm_up_steps, cycle_lengths=options.cycle_lengths,
+        f_start=options.f_start, f_max=options.f_max, f_min=options.f_min, decay=options.decay)
+    threshold = options.skip_grad_norm_threshold
+    clip = optim.GradClip(
+        max_norm=options.clip_norm, force_finite=options.force_finite,
+        skip_on_nonfinite=options.skip_on_nonfinite,
+        spike_threshold=math.inf if threshold is None else threshold)
+    return optim.AdamW(
+        learning_rate=options.lr, multiplier=schedule, beta1=options.betas[0],
+        beta2=options.betas[1], eps=options.eps, weight_decay=options.weight_decay, clip=clip)
+
+
+def make_averages(options: ConfigDict) -> tuple[ema.EmaSpec, ...]:
+    """The averages that the config section `ema` describes: one called `ema`, or none."""
+    if not options.enabled:
+        return ()
+    return (ema.EmaSpec(rate=options.rate, iteration_shift=options.iteration_shift),)
