@@ -32,7 +32,7 @@ def base_config() -> ConfigDict:
         "resume": config_dict.placeholder(str),  # everything, from another run's folder
         "model": {"name": "pixeldit_t2i"},
         "codec": {"name": "dct"},
-        "text": {"name": "hashed_text"},
+        "text": {"name": "hashed"},
         "data": _data(),
         "optim": _optim(),
         "ema": {"enabled": True, "rate": 0.1, "iteration_shift": 0},
@@ -49,10 +49,21 @@ def base_config() -> ConfigDict:
 def _data() -> dict:
     return {
         "path": config_dict.placeholder(str),  # folder written by `pid_jax.data.ingest`
-        "batch_size": 8,  # global, one optimizer update
+        "batch_size": 8,  # global, of one optimizer update
         "image_size": 256,
+        "buckets": "square",  # square, single, multi, custom: see pid_jax.data.buckets
+        "sizes": (),  # for custom buckets: "384x256"
+        "shuffle": True,
+        "remainder": "repeat",
+        "crop": "center",
+        "resize": "fit",
+        "flip": False,
+        "caption_fields": ("prompt", "prompt_medium", "prompt_short"),
         "caption_dropout": 0.1,
-        "latent_dropout": 0.0,  # pid_teacher: chance that a sample's latent becomes zeros
+        "strict": False,  # an unreadable picture ends the run instead of being replaced
+        "threads": 2,
+        "workers": 0,
+        "prefetch": 2,
     }
 
 
@@ -98,6 +109,7 @@ def _noising() -> dict:
         "clean_latent_ratio": 0.0,
         "add_sigma_min": 0.0,
         "add_sigma_max": 0.8,
+        "latent_dropout": 0.0,  # chance that a sample's latent becomes zeros
         "overrides": (),  # (part of a record's source, sigma min, sigma max) each
     }
 
@@ -189,7 +201,7 @@ def _check_values(config: ConfigDict) -> None:
         _at_least(config, path, 1)
     for path in ("seed", "optim.lr", "optim.weight_decay", "align.weight", "sample.sigma"):
         _at_least(config, path, 0)
-    for path in ("data.caption_dropout", "data.latent_dropout", "noising.apply_prob",
+    for path in ("data.caption_dropout", "noising.latent_dropout", "noising.apply_prob",
                  "noising.clean_latent_ratio"):
         _in_unit_interval(config, path)
     _check_accumulation(config)

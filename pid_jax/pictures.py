@@ -1,4 +1,4 @@
-"""Pictures as arrays in [-1, 1], as bytes and as PNG files. The uint8 rule stands here once."""
+"""Sheets of pictures, and PNG files that appear complete or not at all."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,12 +7,7 @@ import numpy as np
 from PIL import Image
 
 from pid_jax.files import atomic_write
-
-
-def to_uint8(pictures: np.ndarray) -> np.ndarray:
-    """[-1, 1] floats of any shape -> uint8: clipped, scaled to 0..255, rounded to nearest."""
-    scaled = (np.clip(np.asarray(pictures, np.float32), -1.0, 1.0) + 1.0) * 127.5
-    return np.round(scaled).astype(np.uint8)
+from pid_jax.images import to_uint8
 
 
 def grid(columns: Sequence[np.ndarray], gap: int = 2) -> np.ndarray:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from pid_jax import objectives
 from pid_jax.config import check_config
 from pid_jax.data import pipeline
-from pid_jax.errors import RunInterrupted
+from pid_jax.errors import RunInterrupted, UserError
 from pid_jax.objectives.base import Objective
 from pid_jax.parallel import mesh as mesh_lib
 from pid_jax.training import metrics as metrics_lib
@@ -28,10 +28,14 @@ from pid_jax.training.state import TrainState
 
 logger = logging.getLogger(__name__)
 
+StepFunction = Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]
+
 
 def run(config: ConfigDict, workdir: str | None) -> TrainState:
     """Trains as the config says; running it again goes on from the newest checkpoint.
 
+    Returns:
+      The final state.
     Raises:
       UserError: bad input, found before anything compiles wherever that is possible.
       RunFailed: the loss is not finite, or a checkpoint could not be written.
@@ -42,16 +46,154 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
     with contextlib.ExitStack() as stack:
         stack.enter_context(workdir_lib.logging_to(folder))
 
-        # Mesh and objective: every check that needs no data.
+        # Mesh and objective.
         mesh = mesh_lib.make_mesh(config.mesh, config.data.batch_size, config.optim.accumulate)
         objective = objectives.build(config)
+        logger.info("mesh %s on %s", dict(mesh.shape), mesh.devices.flat[0].device_kind)
 
         # Data.
-        ...
+        batches = stack.enter_context(open_data(config, objective))
+        heldout = read_heldout(config, objective)
 
         # State: own checkpoint, config.resume, config.init_from, scratch.
         checkpointer = Checkpointer(folder, config.checkpoint.keep)
         stack.callback(checkpointer.close)
         state, data_state = restore.initial_state(config, objective, mesh, checkpointer)
+        if data_state is not None:
+            batches.set_state(data_state)
         workdir_lib.write_config(folder, config)
-        ...
+
+        # Steps.
+        step = int(state.step)
+        writer = metrics_lib.MetricsWriter(folder, step, config.log.tensorboard)
+        stack.callback(writer.close)
+        loop = Loop(
+            config=config, objective=objective, mesh=mesh, batches=batches,
+            checkpointer=checkpointer, writer=writer,
+            sampler=Sampler(objective, folder, mesh, heldout),
+            progress=metrics_lib.Progress(step, config.total_steps, config.data.batch_size),
+            interruption=stack.enter_context(catch_signals()))
+        state = loop.run(state)
+
+        # What is left when it is done.
+        checkpointer.wait()
+        logger.info("done: %d steps; curves in %s", int(state.step), metrics_lib.plot(folder))
+    return state
+
+
+def open_data(config: ConfigDict, objective: Objective) -> pipeline.Batches:
+    """The stream of training batches, with every picture size checked against the network."""
+    if not config.data.path:
+        raise UserError("config.data.path is not set: name a folder packed by "
+                        "`python -m pid_jax.data.ingest`")
+    batches = pipeline.build_pipeline(seed=config.seed, **config.data)
+    for bucket in batches.buckets:
+        objective.check_picture(bucket.height, bucket.width)
+    objective.check_picture(objective.sample_size, objective.sample_size)
+    return batches
+
+
+def read_heldout(config: ConfigDict, objective: Objective) -> dict[str, Any] | None:
+    """The first `sample.count` pictures of `sample.heldout`, for objectives that need them."""
+    if not objective.needs_heldout:
+        return None
+    path = config.sample.heldout or config.data.path
+    with pipeline.build_pipeline(
+            path, config.sample.count, image_size=objective.sample_size, shuffle=False,
+            threads=0, caption_fields=config.data.caption_fields) as batches:
+        return next(batches)
+
+
+def compile_step(objective: Objective, mesh: Mesh, state: TrainState) -> StepFunction:
+    """The jitted update; it overwrites the state that it is given."""
+    places = jax.tree.map(lambda leaf: leaf.sharding, state)
+    return jax.jit(objective.step, donate_argnums=0,
+                   in_shardings=(places, mesh_lib.batch_sharding(mesh)),
+                   out_shardings=(places, mesh_lib.replicated(mesh)))
+
+
+@dataclasses.dataclass
+class Loop:
+    """The steps. After each: metrics, samples, checkpoint; only then the next batch.
+
+    The metrics of a step are read while the next one runs, so the device never waits for the
+    host; before samples and checkpoints they are read at once.
+    """
+
+    config: ConfigDict
+    objective: Objective
+    mesh: Mesh
+    batches: pipeline.Batches
+    checkpointer: Checkpointer
+    writer: metrics_lib.MetricsWriter
+    sampler: Sampler
+    progress: metrics_lib.Progress
+    interruption: Interruption
+    unread: "Report | None" = None
+
+    def run(self, state: TrainState) -> TrainState:
+        """Runs to `total_steps`."""
+        first, total = int(state.step), self.config.total_steps
+        step_function = compile_step(self.objective, self.mesh, state)
+        for step in range(first + 1, total + 1):
+            state = self.one_step(step_function, state, step)
+            if self.due(step, self.config.sample.every):
+                self.sample(state)
+            if self.due(step, self.config.checkpoint.every) or self.interruption:
+                self.save(state)
+            if self.interruption and step < total:
+                self.stop(step)
+            self.checkpointer.poll()
+        return state
+
+    def due(self, step: int, every: int) -> bool:
+        """Whether something that happens every so many steps, and at the end, is due."""
+        return step % every == 0 or step == self.config.total_steps
+
+    def one_step(self, step_function: StepFunction, state: TrainState, step: int) -> TrainState:
+        """One update; reads the metrics of the one before."""
+        batch = next(self.batches)
+        arrays = mesh_lib.shard_batch(self.objective.prepare(batch), self.mesh)
+        state, values = step_function(state, arrays)
+        self.read_metrics()
+        self.unread = Report(step, values, metrics_lib.digest(batch["key"]))
+        return state
+
+    def read_metrics(self) -> None:
+        """Writes the metrics that are outstanding; stops the run when the loss is not finite."""
+        if self.unread is None:
+            return
+        report, self.unread = self.unread, None
+        values = jax.device_get(report.values)
+        self.writer.write(report.step, {**values, "batch": report.batch, "time": time.time()})
+        metrics_lib.stop_if_not_finite(report.step, values, self.checkpointer.latest_step())
+        if self.due(report.step, self.config.log.every):
+            logger.info(self.progress.line(report.step, values))
+
+    def sample(self, state: TrainState) -> None:
+        """Draws the sample grid; its time does not count as training."""
+        self.read_metrics()
+        scores = self.sampler.write(state)
+        self.writer.board(int(state.step), scores)
+        self.progress.restart(int(state.step))
+
+    def save(self, state: TrainState) -> None:
+        """Starts a checkpoint whose iterator state fits the step."""
+        self.read_metrics()
+        self.checkpointer.save(state, self.batches.get_state(), self.config)
+
+    def stop(self, step: int) -> None:
+        """Ends the run after a signal."""
+        self.checkpointer.wait()
+        raise RunInterrupted(f"stopped by {self.interruption.signal.name} at step {step} of "
+                             f"{self.config.total_steps}; the state is saved, run the same "
+                             "command again to go on")
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Metrics of a step that are still on the device, and the digest of its batch's keys."""
+
+    step: int
+    values: Mapping[str, jax.Array]
+    batch: str

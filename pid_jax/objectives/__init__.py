@@ -1,5 +1,6 @@
 """What is trained: one file each. `build` makes the objective of a config and checks its parts."""
 
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from pid_jax import encoders, models
@@ -19,17 +20,14 @@ def build(config: ConfigDict) -> Objective:
         anything compiles.
     """
     check_model_name(config)
-    net = models.build_model(dtype=config.dtype, param_dtype=config.param_dtype, **config.model)
+    net = models.build_model(dtype=jnp.dtype(config.dtype),
+                             param_dtype=jnp.dtype(config.param_dtype), **config.model)
     text = encoders.build_text_encoder(**config.text)
     check_text(net, text)
-    check_size("data.image_size", config.data.image_size, "the patch size", net.patch_size)
     if config.objective == "pixeldit_t2i":
         return PixelDitT2I(config, net, text)
     codec = encoders.build_codec(**config.codec)
     check_codec(net, codec)
-    check_size("data.image_size", config.data.image_size,
-               f"sr_scale {net.sr_scale} x codec factor {codec.spatial_factor}",
-               net.sr_scale * codec.spatial_factor)
     return PidTeacher(config, net, text, codec)
 
 
@@ -62,11 +60,3 @@ def check_codec(net, codec) -> None:
                         f"{codec.spatial_factor} pixels, the network expects "
                         f"{net.latent_spatial_down_factor} "
                         "(config.model.latent_spatial_down_factor); choose the codec of its family")
-
-
-def check_size(key: str, size: int, what: str, divisor: int) -> None:
-    """Refuses a picture size that patches or latent cells do not tile."""
-    if size % divisor:
-        lower = size // divisor * divisor
-        raise UserError(f"config.{key} is {size}, which {what} ({divisor}) does not divide; "
-                        f"choose {lower} or {lower + divisor}")

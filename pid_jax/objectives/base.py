@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from pid_jax import models
 from pid_jax.diffusion import dpm_solver, schedules, time_sampling
 from pid_jax.encoders.protocols import TextEncoder
+from pid_jax.errors import UserError
 from pid_jax.training import ema, freezing, optim
 from pid_jax.training.state import Params, TrainState, step_key
 
@@ -106,6 +107,10 @@ class Objective(abc.ABC):
         return state.replace(step=state.step + 1, params=params, opt_state=opt_state,
                              ema=averages), metrics
 
+    def check_picture(self, height: int, width: int) -> None:
+        """Refuses picture sizes that the network cannot take, before anything compiles."""
+        check_divides(height, width, self.net.patch_size, "the patch size")
+
     @abc.abstractmethod
     def prepare(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The arrays of a pipeline's batch that go to the devices; runs on the host."""
@@ -157,6 +162,16 @@ class Objective(abc.ABC):
         flow = self.config.flow
         sampler = time_sampling.TimeSampler(mean=flow.logit_mean, std=flow.logit_std)
         return time_sampling.shift_time(sampler(rng, batch), self.shift(height, width))
+
+
+def check_divides(height: int, width: int, divisor: int, what: str) -> None:
+    """Raises UserError unless `divisor` divides both sides; `what` says what it is."""
+    for side in (width, height):
+        if side % divisor:
+            lower = side // divisor * divisor
+            raise UserError(f"pictures of {width} x {height} pixels do not fit: {what} "
+                            f"({divisor}) does not divide {side}; choose {lower} or "
+                            f"{lower + divisor}")
 
 
 def make_optimizer(options: ConfigDict) -> optim.AdamW:

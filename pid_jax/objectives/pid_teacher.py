@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from pid_jax.diffusion import degrade, dpm_solver, flow, guidance, losses, noising
 from pid_jax.encoders.protocols import LatentCodec, TextEncoder
-from pid_jax.objectives.base import Batch, Metrics, Objective
+from pid_jax.objectives.base import Batch, Metrics, Objective, check_divides
 from pid_jax.training import freezing
 from pid_jax.training.state import Params
 
@@ -47,6 +47,12 @@ class PidTeacher(Objective):
             return (freezing.ALL_BUT_LQ,)
         return super().frozen_rules()
 
+    def check_picture(self, height: int, width: int) -> None:
+        """Refuses sizes that patches, or latent cells of the small picture, do not tile."""
+        super().check_picture(height, width)
+        scale, factor = self.net.sr_scale, self.codec.spatial_factor
+        check_divides(height, width, scale * factor, f"sr_scale {scale} x codec factor {factor}")
+
     def prepare(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """`image`, `text` and `sigma_range` of a pipeline's batch."""
         return {"image": batch["image"], "text": self.prompts(batch["caption"]),
@@ -75,7 +81,7 @@ class PidTeacher(Objective):
         if self.config.noising.enabled:
             draws = noising.draw(noise_key, latent.shape)
             latent, sigma = self.noiser.apply(latent, sigma_range, draws)
-        kept = jax.random.uniform(drop_key, (len(image),)) >= self.config.data.latent_dropout
+        kept = jax.random.uniform(drop_key, (len(image),)) >= self.config.noising.latent_dropout
         return small, latent * flow.per_sample(kept, latent), sigma
 
     def alignment_target(self, small: jax.Array, latent: jax.Array, sigma: jax.Array) -> Batch:

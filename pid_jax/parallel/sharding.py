@@ -48,7 +48,7 @@ def divide_matrix(path: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpe
 RULES: Rules = (
     (r"(^|/)(bias|scale|log_alpha)$", replicate),
     (r"(^|/)(kernel|\w*embedding)$", divide_matrix),
-    (r"^(\w+/)*step$|(^|/)count$|(^|/)\w*notfinite\w*$", replicate),
+    (r"(^|/)(step|schedule_step|count)$", replicate),
 )
 
 

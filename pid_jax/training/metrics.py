@@ -43,8 +43,12 @@ class MetricsWriter:
         line = {"step": step, **{k: _plain(v) for k, v in values.items()}}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
-        for name, value in line.items():
-            if self._board and isinstance(value, float) and name != "time":
+        self.board(step, {k: v for k, v in line.items() if isinstance(v, float) and k != "time"})
+
+    def board(self, step: int, values: Mapping[str, float]) -> None:
+        """Sends numbers to TensorBoard only."""
+        if self._board:
+            for name, value in values.items():
                 self._board.add_scalar(name, value, step)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from pid_jax import pictures
+from pid_jax import images, pictures
 from pid_jax.evaluation import image_metrics
 from pid_jax.files import atomic_write
 from pid_jax.objectives.base import Objective
@@ -56,7 +56,7 @@ def score(columns: Mapping[str, np.ndarray]) -> dict[str, float]:
     """PSNR of every other column against `truth`, where there is a truth."""
     if "truth" not in columns:
         return {}
-    as_bytes = {name: pictures.to_uint8(column) for name, column in columns.items()}
+    as_bytes = {name: images.to_uint8(column) for name, column in columns.items()}
     truth = as_bytes.pop("truth")
     return {f"psnr_{name}": float(np.mean(image_metrics.psnr(column, truth)))
             for name, column in as_bytes.items()}

@@ -48,6 +48,7 @@ def logging_to(workdir: Path) -> Iterator[None]:
     absl_logging.set_verbosity(absl_logging.WARNING)
     root = logging.getLogger("pid_jax")
     root.setLevel(logging.INFO)
+    root.propagate = False
     handlers = [logging.StreamHandler(), logging.FileHandler(workdir / "log.txt")]
     for handler in handlers:
         handler.setFormatter(logging.Formatter(LOG_FORMAT, datefmt="%H:%M:%S"))
@@ -55,6 +56,7 @@ def logging_to(workdir: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        root.propagate = True
         for handler in handlers:
             root.removeHandler(handler)
             handler.close()

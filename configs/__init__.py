@@ -1,0 +1,1 @@
+"""Experiments: one short file each, built from the shared bases in `configs/common/`."""

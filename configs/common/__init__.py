@@ -1,0 +1,1 @@
+"""What experiments share: network options, prompts, the reference's training values."""

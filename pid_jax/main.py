@@ -1,0 +1,33 @@
+"""Trains: `python -m pid_jax.main --config=configs/quickstart_pid.py --workdir=runs/first`.
+
+Any key of the config can be set on the command line: `--config.optim.lr=1e-4`. Running the same
+command again goes on from the newest checkpoint. Exit status: 0 done, 1 the run failed (loss not
+finite, checkpoint not written), 2 bad input, 143 stopped by SIGTERM or SIGINT after saving.
+
+Kept short, so that everything else can be imported and tested.
+"""
+
+import sys
+
+from absl import flags
+from ml_collections import config_flags
+
+from pid_jax import command_line
+from pid_jax.errors import UserError
+
+CONFIG = config_flags.DEFINE_config_file("config", help_string="a file of configs/")
+WORKDIR = flags.DEFINE_string("workdir", None, "folder of checkpoints, metrics and samples")
+
+
+def main() -> None:
+    """Runs the training that the flags describe."""
+    if CONFIG.value is None:
+        raise UserError("--config is missing: name a file such as --config=configs/"
+                        "quickstart_pid.py")
+    from pid_jax import train  # after the flags: a typing mistake is answered at once
+
+    train.run(CONFIG.value, WORKDIR.value)
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run(main, sys.argv))
