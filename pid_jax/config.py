@@ -245,8 +245,13 @@ def to_json(config: ConfigDict) -> str:
 
 
 def from_json(text: str) -> ConfigDict:
-    """The inverse of `to_json`: lists become tuples, null an unset placeholder."""
-    return ConfigDict(_tuples(json.loads(text)))
+    """The inverse of `to_json`."""
+    return from_dict(json.loads(text))
+
+
+def from_dict(plain: dict) -> ConfigDict:
+    """A config from plain dicts: lists become tuples, None an unset leaf."""
+    return ConfigDict(_tuples(plain))
 
 
 def _tuples(value: Any) -> Any:

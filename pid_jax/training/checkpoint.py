@@ -8,6 +8,7 @@
 Arrays are written in the background; a step's folder appears under its name when it is complete.
 """
 
+import contextlib
 import json
 import logging
 import time
@@ -39,8 +40,11 @@ class Checkpointer:
     def __init__(self, workdir: Path, keep: int):
         """Opens `workdir/checkpoints` and keeps the newest `keep` of them."""
         self.folder = Path(workdir).absolute() / FOLDER
+        # Folders are made in this thread: a workdir that cannot be written to fails at once
+        # instead of leaving Orbax's threads waiting for a folder that never comes.
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True)
+            max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True,
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False))
         self._manager = ocp.CheckpointManager(self.folder, options=options)
         self._pending: tuple[int, float] | None = None
 
@@ -92,7 +96,8 @@ class Checkpointer:
         try:
             self.wait()
         finally:
-            self._manager.close()
+            with contextlib.suppress(Exception):  # a failed save, which `wait` has reported
+                self._manager.close()
 
     def _failure(self, error: Exception) -> RunFailed:
         step, _ = self._pending
@@ -246,7 +251,7 @@ def read_json(step_folder: Path, name: str) -> dict:
 
 def read_config(step_folder: Path) -> ConfigDict:
     """The resolved config with which a checkpoint was written."""
-    return config_lib.from_json(json.dumps(read_json(step_folder, CONFIG)))
+    return config_lib.from_dict(read_json(step_folder, CONFIG))
 
 
 def load_for_inference(path: str | Path, which: str = "ema",

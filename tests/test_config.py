@@ -1,0 +1,70 @@
+"""The config check: unknown keys, types and values, each answered by one sentence."""
+
+import pytest
+
+from pid_jax import config as config_lib
+from pid_jax.errors import UserError
+
+
+def test_base_config_passes():
+    config_lib.check_config(config_lib.base_config())
+
+
+def test_json_round_trip_keeps_tuples_and_unset_leaves():
+    config = config_lib.base_config()
+    again = config_lib.from_json(config_lib.to_json(config))
+    assert again.optim.betas == (0.9, 0.999)
+    assert again.init_from is None
+    assert not list(config_lib.differences(config, again, tuple(config)))
+    config_lib.check_config(again)
+
+
+@pytest.mark.parametrize("path, key, sentence", [
+    ("optim", "weight_dekay", "config.optim.weight_dekay is not a known key; did you mean"),
+    (None, "total_step", "did you mean 'total_steps'"),
+    ("data", "qqq", "known keys:"),
+])
+def test_unknown_keys_are_named_with_the_nearest(path, key, sentence):
+    config = config_lib.base_config()
+    section = config[path] if path else config
+    with config.unlocked():
+        section[key] = 1
+    with pytest.raises(UserError, match=sentence):
+        config_lib.check_config(config)
+
+
+@pytest.mark.parametrize("path, value, sentence", [
+    ("optim.lr", "fast", "config.optim.lr is 'fast' .str.; expected float"),
+    ("total_steps", 2.5, "expected int"),
+    ("total_steps", True, "expected int"),
+    ("total_steps", 0, "expected at least 1"),
+    ("objective", "gan", "expected one of pixeldit_t2i, pid_teacher"),
+    ("dtype", "float16", "expected one of float32, bfloat16"),
+    ("noising.apply_prob", 1.5, "expected a number from 0 to 1"),
+    ("init_from", 3, "expected str"),
+    ("model", 3, "expected a section"),
+    ("codec.name", 3, "expected the name of a codec"),
+])
+def test_wrong_types_and_values(path, value, sentence):
+    plain = config_lib.base_config().to_dict()
+    *sections, key = path.split(".")
+    section = plain
+    for name in sections:
+        section = section[name]
+    section[key] = value
+    with pytest.raises(UserError, match=sentence):
+        config_lib.check_config(config_lib.from_dict(plain))
+
+
+def test_missing_key():
+    plain = config_lib.base_config().to_dict()
+    del plain["optim"]["lr"]
+    with pytest.raises(UserError, match="config.optim.lr is missing"):
+        config_lib.check_config(config_lib.from_dict(plain))
+
+
+def test_accumulation_must_divide_the_batch():
+    config = config_lib.base_config()
+    config.data.batch_size, config.optim.accumulate = 6, 4
+    with pytest.raises(UserError, match="batch_size is 6, which config.optim.accumulate 4"):
+        config_lib.check_config(config)
