@@ -1,11 +1,10 @@
 """Sigma-aware gates: how much of the low-quality signal enters a token stream (PiD, 2605.23902)."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 
 from pid_jax.errors import UserError
+from pid_jax.models.layers import Params, normal
 
 GATE_TYPES = ("sigma_aware_per_token", "sigma_aware_per_token_per_dim")
 
@@ -17,28 +16,23 @@ def gate_width(gate_type: str, dim: int) -> int:
     return 1 if gate_type == "sigma_aware_per_token" else dim
 
 
-def init_gate(key: jax.Array, dim: int, gate_type: str, param_dtype=jnp.float32) -> dict:
+def gate_init(key: jax.Array, dim: int, gate_type: str) -> dict:
     """Parameters of one gate: mostly open (bias 2) on clean input, closing as sigma grows.
 
     Returns: `{log_alpha [], content_proj: {kernel [2 * dim, width], bias [width]}}`, the kernel's
     first `dim` rows for the stream and the rest for the low-quality feature.
     """
     width = gate_width(gate_type, dim)
-    kernel = 0.01 * jax.random.normal(key, (2 * dim, width), param_dtype)
-    return {"log_alpha": jnp.asarray(math.log(5.0), param_dtype),
-            "content_proj": {"kernel": kernel, "bias": jnp.full((width,), 2.0, param_dtype)}}
+    return {"log_alpha": jnp.log(5.0),
+            "content_proj": {"kernel": normal(0.01)(key, (2 * dim, width)),
+                             "bias": jnp.full((width,), 2.0)}}
 
 
-def init_gates(key: jax.Array, count: int, *gate_args) -> dict:
-    """`count` gates stacked on a new leading axis; `gate_args` as in `init_gate` after the key."""
-    return jax.vmap(lambda k: init_gate(k, *gate_args))(jax.random.split(key, count))
-
-
-def sigma_aware_gate(gate: dict, x: jax.Array, lq: jax.Array, sigma: jax.Array) -> jax.Array:
+def sigma_aware_gate(gate: Params, x: jax.Array, lq: jax.Array, sigma: jax.Array) -> jax.Array:
     """`x + sigmoid(Linear([x, lq]) - exp(log_alpha) * sigma) * lq`.
 
     Args:
-      gate: parameters of `init_gate`.
+      gate: parameters of `gate_init`.
       x, lq: stream and low-quality feature `[B, L, D]`, of one dtype, which the result keeps.
       sigma: noise level of the low-quality latent, float32 `[B]`, 0 for a clean one.
     Returns: `[B, L, D]`. The gate itself is computed in float32 after the projection.
@@ -46,8 +40,8 @@ def sigma_aware_gate(gate: dict, x: jax.Array, lq: jax.Array, sigma: jax.Array) 
     kernel = gate["content_proj"]["kernel"].astype(x.dtype)
     dim = x.shape[-1]
     # Two products spare the concatenation of the two streams.
-    content = x @ kernel[:dim] + lq @ kernel[dim:]
-    content = content.astype(jnp.float32) + gate["content_proj"]["bias"].astype(jnp.float32)
+    content = (x @ kernel[:dim] + lq @ kernel[dim:]).astype(jnp.float32)
+    content = content + gate["content_proj"]["bias"].astype(jnp.float32)
     closing = jnp.exp(gate["log_alpha"].astype(jnp.float32)) * sigma.astype(jnp.float32)
     opening = jax.nn.sigmoid(content - closing[:, None, None])
     return x + opening.astype(x.dtype) * lq

@@ -4,118 +4,44 @@ PiD, arXiv 2605.23902. A latent is brought to the patch grid (nearest, bilinear 
 convolved by a stem and ResBlocks, merged with an optional image branch, and read by linear heads.
 """
 
+import dataclasses
+import functools
 from fractions import Fraction
+from typing import Any
 
-import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-from pid_jax.models.gates import init_gates
+from pid_jax.models.convolution import (affine_init, conv, conv_init, group_norm, layer_norm)
+from pid_jax.models.gates import gate_init
+from pid_jax.models.layers import Params, linear, linear_init, normal, zeros
 from pid_jax.models.lq_checks import check_inputs, check_projection
 from pid_jax.models.spatial import (channels_to_space, pad_border, resize_bilinear,
                                     resize_nearest, space_to_channels)
+from pid_jax.models.stacking import stacked_init
 
 # torch cuts its truncated normal at +-2, a hundred standard deviations away.
-conv_init = nn.initializers.normal(0.02)
+small_normal = normal(0.02)
 
 
 @flax.struct.dataclass
 class LqFeatures:
-    """What the LQ branch hands to the network.
+    """What the LQ branch hands to the network."""
 
-    `tokens [N, B, L, D]`: one feature per injection point; `pit [B, L, D]` or None: the feature of
-    the pixel blocks; `rgb [B, h, w, 3]` or None: the auxiliary reconstruction, unclamped;
-    `gates`: parameters of the N gates (`models.gates`), stacked.
-    """
-
+    # [N, B, L, D]: one feature per injection point.
     tokens: jax.Array
-    pit: jax.Array | None
-    rgb: jax.Array | None
-    gates: dict
+    # [B, L, D]: the feature of the pixel blocks, when the network has that head.
+    pit: jax.Array | None = None
+    # [B, h, w, 3]: auxiliary reconstruction of the LQ image, unclamped, when asked for.
+    rgb: jax.Array | None = None
 
 
-class ResBlock(nn.Module):
-    """GroupNorm(4)-SiLU-Conv3 twice, added to the input; `[B, h, w, C]` to the same shape."""
-
-    padding_mode: str
-    dtype: jnp.dtype = jnp.float32
-    param_dtype: jnp.dtype = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        dtypes = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        h = x
-        for i in (1, 2):
-            h = nn.GroupNorm(4, epsilon=1e-5, use_fast_variance=False, name=f"norm{i}", **dtypes)(h)
-            h = conv3(nn.silu(h), x.shape[-1], self.padding_mode, f"conv{i}", dtypes)
-        return x + h
-
-
-def conv3(x: jax.Array, width: int, padding_mode: str, name: str, dtypes: dict) -> jax.Array:
-    """A 3x3 convolution to `width` channels that keeps the grid; for use inside a module."""
-    conv = nn.Conv(width, (3, 3), padding="VALID", kernel_init=conv_init, name=name, **dtypes)
-    return conv(pad_border(x, 1, padding_mode))
-
-
-class ConvBranch(nn.Module):
-    """Conv3-SiLU-Conv3 and ResBlocks; returns the states after the stem and after each block."""
-
-    width: int
-    num_res_blocks: int
-    padding_mode: str
-    dtype: jnp.dtype = jnp.float32
-    param_dtype: jnp.dtype = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> list[jax.Array]:
-        dtypes = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        h = nn.silu(conv3(x, self.width, self.padding_mode, "conv_in", dtypes))
-        states = [conv3(h, self.width, self.padding_mode, "conv_out", dtypes)]
-        for i in range(self.num_res_blocks):
-            block = ResBlock(self.padding_mode, name=f"res_block_{i}", **dtypes)
-            states.append(block(states[-1]))
-        return states
-
-
-class Merge(nn.Module):
-    """[image, latent] features `[B, h, w, C]` each: Conv1-SiLU-ResBlocks to `[B, h, w, C]`."""
-
-    num_res_blocks: int
-    padding_mode: str
-    dtype: jnp.dtype = jnp.float32
-    param_dtype: jnp.dtype = jnp.float32
-
-    @nn.compact
-    def __call__(self, image: jax.Array, latent: jax.Array) -> jax.Array:
-        dtypes = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        conv = nn.Conv(image.shape[-1], (1, 1), kernel_init=conv_init, name="conv", **dtypes)
-        h = nn.silu(conv(jnp.concatenate([image, latent], axis=-1)))
-        for i in range(self.num_res_blocks):
-            h = ResBlock(self.padding_mode, name=f"res_block_{i}", **dtypes)(h)
-        return h
-
-
-class AuxRgbHead(nn.Module):
-    """Features `[B, h, w, C]` to a small picture `[B, h * cell, w * cell, 3]` (training aid)."""
-
-    cell: int
-    dtype: jnp.dtype = jnp.float32
-    param_dtype: jnp.dtype = jnp.float32
-
-    @nn.compact
-    def __call__(self, features: jax.Array) -> jax.Array:
-        dtypes = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        h = nn.LayerNorm(epsilon=1e-5, use_fast_variance=False, name="norm", **dtypes)(features)
-        h = nn.Dense(features.shape[-1], kernel_init=conv_init, name="hidden", **dtypes)(h)
-        h = nn.Dense(3 * self.cell**2, kernel_init=conv_init, name="out", **dtypes)(nn.silu(h))
-        return channels_to_space(h, self.cell)
-
-
-class LqProjection(nn.Module):
+@dataclasses.dataclass(frozen=True)
+class LqProjection:
     """LQ latent and/or LQ image to the features that PidNet injects.
 
-    Attributes (reference names without `lq_`):
+    Attributes (the reference's options without `lq_`):
       out_dim: width of the token stream; hidden_dim: width of the convolutions, a multiple of 4.
       num_outputs: injection points; pit_output: one more head for the pixel blocks.
       in_channels: channels of the LQ image, 0 for no image branch; latent_channels: of the latent
@@ -128,6 +54,7 @@ class LqProjection(nn.Module):
       zero_init: heads start at zero, so that the network starts as its backbone.
       sr_scale: output pixels per LQ pixel; latent_spatial_down_factor: LQ pixels per latent cell;
       patch_size: output pixels per token.
+    Raises UserError for options that do not fit together.
     """
 
     out_dim: int
@@ -136,22 +63,20 @@ class LqProjection(nn.Module):
     patch_size: int
     sr_scale: int
     latent_spatial_down_factor: int
-    in_channels: int = 0
-    latent_channels: int = 16
-    num_res_blocks: int = 4
-    latent_unpatchify_factor: int = 1
-    aux_rgb_head: bool = False
-    aux_rgb_head_latent_block_idx: int = -1
-    conv_padding_mode: str = "zeros"
-    gate_type: str = "sigma_aware_per_token_per_dim"
-    zero_init: bool = True
-    pit_output: bool = False
-    dtype: jnp.dtype = jnp.float32
-    param_dtype: jnp.dtype = jnp.float32
+    in_channels: int
+    latent_channels: int
+    num_res_blocks: int
+    latent_unpatchify_factor: int
+    aux_rgb_head: bool
+    aux_rgb_head_latent_block_idx: int
+    conv_padding_mode: str
+    gate_type: str
+    zero_init: bool
+    pit_output: bool
+    dtype: Any = jnp.float32
 
     def __post_init__(self):
         check_projection(self)
-        super().__post_init__()
 
     @property
     def ratio(self) -> Fraction:
@@ -164,13 +89,46 @@ class LqProjection(nn.Module):
         """LQ pixels per token along one axis."""
         return self.patch_size // self.sr_scale
 
-    @nn.compact
-    def __call__(self, grid: tuple[int, int], lq_latent: jax.Array | None = None,
+    @property
+    def latent_stem_channels(self) -> int:
+        """Channels of the latent once it lies on the patch grid."""
+        fold = int(max(1, 1 / self.ratio))
+        return self.latent_channels // self.latent_unpatchify_factor**2 * fold**2
+
+    def init(self, key: jax.Array) -> dict:
+        """Parameters of the branches, heads and gates, float32."""
+        return {name: init(k) for (name, init), k in zip(
+            self._inits().items(), jax.random.split(key, len(self._inits())))}
+
+    def _inits(self) -> dict:
+        branch = functools.partial(branch_init, width=self.hidden_dim, blocks=self.num_res_blocks)
+        head = functools.partial(head_init, n_in=self.hidden_dim, n_out=self.out_dim,
+                                 zero=self.zero_init)
+        gate = functools.partial(gate_init, dim=self.out_dim, gate_type=self.gate_type)
+        inits = {"output_heads": stacked_init(head, self.num_outputs),
+                 "gate_modules": stacked_init(gate, self.num_outputs)}
+        if self.latent_channels:
+            inits["latent_proj"] = functools.partial(branch, n_in=self.latent_stem_channels)
+        if self.in_channels:
+            inits["image_conv"] = functools.partial(branch,
+                                                    n_in=self.in_channels * self.rgb_cell**2)
+        if self.latent_channels and self.in_channels:
+            inits["merge"] = functools.partial(merge_init, width=self.hidden_dim,
+                                               blocks=self.num_res_blocks)
+        if self.pit_output:
+            inits["pit_head"] = head
+        if self.aux_rgb_head:
+            inits["lq_aux_rgb_head"] = functools.partial(aux_init, width=self.hidden_dim,
+                                                         cell=self.rgb_cell)
+        return inits
+
+    def __call__(self, params: Params, grid: tuple[int, int], lq_latent: jax.Array | None = None,
                  lq_image: jax.Array | None = None, lq_mask: jax.Array | None = None,
                  with_rgb: bool = False) -> LqFeatures:
         """Computes the features on the patch grid.
 
         Args:
+          params: as `init` makes them.
           grid: rows and columns of patches of the output image.
           lq_latent: `[B, h, w, latent_channels]`, any h and w; None leaves the branch out.
           lq_image: `[B, H, W, in_channels]` in [-1, 1], any size; None leaves the branch out.
@@ -179,87 +137,35 @@ class LqProjection(nn.Module):
         Raises UserError for inputs that the network has no branch or no parameters for.
         """
         check_inputs(self, lq_latent, lq_image, lq_mask, with_rgb)
-        if self.is_initializing():
-            lq_latent, lq_image = self._every_input(grid, lq_latent, lq_image)
-        latent = None if lq_latent is None else self._latent_branch(grid, lq_latent)
-        image = None if lq_image is None else self._image_branch(grid, lq_image)
-        shared = self._merge(image, latent)
-        tokens, pit = self._heads(shared, lq_mask)
-        rgb = self._aux_rgb(shared, latent) if with_rgb or self.is_initializing() else None
-        gates = self.param("gate_modules", init_gates, self.num_outputs, self.out_dim,
-                           self.gate_type, self.param_dtype)
-        return LqFeatures(tokens, pit, rgb, gates)
+        latent = None if lq_latent is None else self._latent_states(params, grid, lq_latent)
+        image = None if lq_image is None else self._image_state(params, grid, lq_image)
+        shared = self._merge(params, image, latent)
+        flat = shared.reshape(shared.shape[0], -1, self.hidden_dim)
+        mask = 1 if lq_mask is None else lq_mask.astype(self.dtype)[:, None, None]
+        tokens = jax.vmap(linear, (0, None))(params["output_heads"], flat) * mask
+        pit = linear(params["pit_head"], flat) * mask if self.pit_output else None
+        return LqFeatures(tokens, pit, self._rgb(params, shared, latent) if with_rgb else None)
 
-    def _every_input(self, grid, lq_latent, lq_image):
-        """Fills a missing input with zeros, so that initialisation makes every parameter."""
-        given = lq_latent if lq_latent is not None else lq_image
-        batch = 1 if given is None else given.shape[0]
-        if lq_latent is None and self.latent_channels:
-            lq_latent = jnp.zeros((batch, *grid, self.latent_channels), self.dtype)
-        if lq_image is None and self.in_channels:
-            lq_image = jnp.zeros((batch, *grid, self.in_channels), self.dtype)
-        return lq_latent, lq_image
-
-    def _branch(self, name: str) -> ConvBranch:
-        return ConvBranch(self.hidden_dim, self.num_res_blocks, self.conv_padding_mode, self.dtype,
-                          self.param_dtype, name=name)
-
-    def _latent_branch(self, grid, lq_latent):
+    def _latent_states(self, params, grid, lq_latent):
         aligned = align_latent(lq_latent, grid, self.latent_unpatchify_factor, self.ratio)
-        return self._branch("latent_proj")(aligned.astype(self.dtype))
+        return branch(params["latent_proj"], aligned.astype(self.dtype), self.conv_padding_mode)
 
-    def _image_branch(self, grid, lq_image):
+    def _image_state(self, params, grid, lq_image):
         size = (grid[0] * self.rgb_cell, grid[1] * self.rgb_cell)
         cells = space_to_channels(resize_bilinear(lq_image, size), self.rgb_cell)
-        return self._branch("image_conv")(cells.astype(self.dtype))[-1]
+        return branch(params["image_conv"], cells.astype(self.dtype), self.conv_padding_mode)[-1]
 
-    def _merge(self, image, latent):
+    def _merge(self, params, image, latent):
         if image is None:
             return latent[-1]
         if latent is None:
             return image
-        merge = Merge(self.num_res_blocks, self.conv_padding_mode, self.dtype, self.param_dtype,
-                      name="merge")
-        return merge(image, latent[-1])
+        return merge(params["merge"], image, latent[-1], self.conv_padding_mode)
 
-    def _heads(self, shared, lq_mask):
-        batch, height, width, _ = shared.shape
-        flat = shared.reshape(batch, height * width, self.hidden_dim)
-        heads = self.param("output_heads", init_heads, self.num_outputs, *self._head_args())
-        tokens = _linear(heads, flat, "bli,nio->nblo", lq_mask)
-        if not self.pit_output:
-            return tokens, None
-        head = self.param("pit_head", init_head, *self._head_args())
-        return tokens, _linear(head, flat, "bli,io->blo", lq_mask)
-
-    def _head_args(self):
-        return self.hidden_dim, self.out_dim, self.zero_init, self.param_dtype
-
-    def _aux_rgb(self, shared, latent):
-        if not self.aux_rgb_head:
-            return None
+    def _rgb(self, params, shared, latent):
         tap = self.aux_rgb_head_latent_block_idx
-        head = AuxRgbHead(self.rgb_cell, self.dtype, self.param_dtype, name="lq_aux_rgb_head")
-        return head(shared if tap == -1 else latent[tap])
-
-
-def init_head(key, dim_in: int, dim_out: int, zero: bool, param_dtype) -> dict:
-    """One linear head: kernel `[dim_in, dim_out]` of zeros or N(0, 0.02^2), bias of zeros."""
-    init = nn.initializers.zeros if zero else conv_init
-    return {"kernel": init(key, (dim_in, dim_out), param_dtype),
-            "bias": jnp.zeros((dim_out,), param_dtype)}
-
-
-def init_heads(key, count: int, *head_args) -> dict:
-    """`count` heads stacked on a new leading axis; `head_args` as in `init_head`."""
-    return jax.vmap(lambda k: init_head(k, *head_args))(jax.random.split(key, count))
-
-
-def _linear(head: dict, x: jax.Array, product: str, mask: jax.Array | None) -> jax.Array:
-    """A head, or all stacked heads at once, then the mask; `product` is the einsum."""
-    out = jnp.einsum(product, x, head["kernel"].astype(x.dtype))
-    out = out + head["bias"].astype(x.dtype)[..., None, None, :]
-    return out if mask is None else out * mask.astype(x.dtype)[:, None, None]
+        features = shared if tap == -1 else latent[tap]
+        return aux_rgb(params["lq_aux_rgb_head"], features, self.rgb_cell)
 
 
 def align_latent(latent: jax.Array, grid: tuple[int, int], unpatchify: int,
@@ -274,10 +180,100 @@ def align_latent(latent: jax.Array, grid: tuple[int, int], unpatchify: int,
         to whole cells if sizes differ, then cells folded into channels (channel, row, column).
     Returns: `[B, rows, columns, C / unpatchify**2 / min(ratio, 1)**2]`.
     """
-    if unpatchify > 1:
-        latent = channels_to_space(latent, unpatchify)
+    latent = channels_to_space(latent, unpatchify)
     if ratio > 1:
         return resize_nearest(latent, grid)
     fold = int(1 / ratio)
     latent = resize_bilinear(latent, (grid[0] * fold, grid[1] * fold))
     return space_to_channels(latent, fold)
+
+
+# ---- convolutional parts ------------------------------------------------------------------------
+
+def small_conv_init(key: jax.Array, size: int, n_in: int, n_out: int) -> dict:
+    """A convolution of N(0, 0.02^2) with zero bias."""
+    return conv_init(key, size, n_in, n_out, kernel=small_normal, zero_bias=True)
+
+
+def conv3(params: Params, x: jax.Array, padding_mode: str) -> jax.Array:
+    """A 3x3 convolution that keeps the grid."""
+    return conv(params, pad_border(x, 1, padding_mode))
+
+
+def res_block_init(key: jax.Array, width: int) -> dict:
+    """Parameters of `res_block`."""
+    keys = jax.random.split(key)
+    return {"norm1": affine_init(width), "conv1": small_conv_init(keys[0], 3, width, width),
+            "norm2": affine_init(width), "conv2": small_conv_init(keys[1], 3, width, width)}
+
+
+def res_block(params: Params, x: jax.Array, padding_mode: str) -> jax.Array:
+    """x + GroupNorm(4)-SiLU-Conv3 twice; `[B, h, w, C]` to the same shape."""
+    h = x
+    for i in ("1", "2"):
+        h = jax.nn.silu(group_norm(params["norm" + i], h, 4))
+        h = conv3(params["conv" + i], h, padding_mode)
+    return x + h
+
+
+def _res_blocks_init(key: jax.Array, width: int, blocks: int) -> dict:
+    return {f"res_block_{i}": res_block_init(k, width)
+            for i, k in enumerate(jax.random.split(key, blocks))}
+
+
+def _res_block_states(params: Params, x: jax.Array, padding_mode: str) -> list[jax.Array]:
+    """x and the states after each ResBlock.
+
+    Not a scan: XLA's CPU backend runs convolutions inside loops on one thread.
+    """
+    states = [x]
+    while (name := f"res_block_{len(states) - 1}") in params:
+        states.append(res_block(params[name], states[-1], padding_mode))
+    return states
+
+
+def branch_init(key: jax.Array, n_in: int, width: int, blocks: int) -> dict:
+    """Parameters of `branch`."""
+    keys = jax.random.split(key, 3)
+    return {"conv_in": small_conv_init(keys[0], 3, n_in, width),
+            "conv_out": small_conv_init(keys[1], 3, width, width),
+            **_res_blocks_init(keys[2], width, blocks)}
+
+
+def branch(params: Params, x: jax.Array, padding_mode: str) -> list[jax.Array]:
+    """Conv3-SiLU-Conv3, then ResBlocks: states `[B, h, w, width]` after the stem and each block."""
+    h = jax.nn.silu(conv3(params["conv_in"], x, padding_mode))
+    return _res_block_states(params, conv3(params["conv_out"], h, padding_mode), padding_mode)
+
+
+def merge_init(key: jax.Array, width: int, blocks: int) -> dict:
+    """Parameters of `merge`."""
+    keys = jax.random.split(key)
+    return {"conv": small_conv_init(keys[0], 1, 2 * width, width),
+            **_res_blocks_init(keys[1], width, blocks)}
+
+
+def merge(params: Params, image: jax.Array, latent: jax.Array, padding_mode: str) -> jax.Array:
+    """Image and latent features `[B, h, w, C]`: Conv1-SiLU-ResBlocks to `[B, h, w, C]`."""
+    h = jax.nn.silu(conv(params["conv"], jnp.concatenate([image, latent], axis=-1)))
+    return _res_block_states(params, h, padding_mode)[-1]
+
+
+# ---- heads --------------------------------------------------------------------------------------
+
+def head_init(key: jax.Array, n_in: int, n_out: int, zero: bool) -> dict:
+    """A linear head of zeros, or of N(0, 0.02^2) with zero bias."""
+    return linear_init(key, n_in, n_out, kernel=zeros if zero else small_normal, zero_bias=True)
+
+
+def aux_init(key: jax.Array, width: int, cell: int) -> dict:
+    """Parameters of `aux_rgb`."""
+    keys = jax.random.split(key)
+    return {"norm": affine_init(width), "hidden": head_init(keys[0], width, width, zero=False),
+            "out": head_init(keys[1], width, 3 * cell**2, zero=False)}
+
+
+def aux_rgb(params: Params, features: jax.Array, cell: int) -> jax.Array:
+    """Features `[B, h, w, C]` to a small picture `[B, h * cell, w * cell, 3]`, float32."""
+    h = jax.nn.silu(linear(params["hidden"], layer_norm(params["norm"], features)))
+    return channels_to_space(linear(params["out"], h).astype(jnp.float32), cell)

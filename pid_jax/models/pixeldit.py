@@ -5,10 +5,9 @@ sequence of plain functions. PidNet subclasses it and hands `run` its injection 
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -22,12 +21,11 @@ from pid_jax.models.layers import (linear, linear_init, norm_init, normal, patch
                                    unpatchify, xavier_uniform, zeros)
 from pid_jax.models.outputs import NetOutput
 from pid_jax.models.rope import ROPE_MODES, RopeTable, image_rope, text_rope
+from pid_jax.models.shell import Init, Shell
 from pid_jax.models.stacking import REMAT_POLICIES, Injection, run_blocks, stacked_init
 
-Init = Callable[[jax.Array], Any]
 
-
-class PixelDiT(nn.Module):
+class PixelDiT(Shell):
     """Text-to-image PixelDiT. Option names and defaults are those of the PyTorch reference.
 
     Beyond them: `dtype` (of the arithmetic), `param_dtype`, `remat` ("none", "full", "attention":
@@ -61,17 +59,12 @@ class PixelDiT(nn.Module):
     ed_hidden_size: int | None = None
     ed_use_token_shuffle: bool = True
     dtype: Any = jnp.float32
-    param_dtype: Any = jnp.float32
     remat: str = "none"
     attention: Attention = dense_attention
 
     def __post_init__(self):
         super().__post_init__()
         check_options(self)
-
-    def setup(self):
-        self.weights = {name: self.param(name, _cast(init, self.param_dtype))
-                        for name, init in self.parameter_inits().items()}
 
     def parameter_inits(self) -> dict[str, Init]:
         """The parameter tree: top-level name -> initialiser of a PRNG key."""
@@ -95,10 +88,6 @@ class PixelDiT(nn.Module):
                 key, pixel, colours, kernel=zeros, zero_bias=True)},
         }
         return inits | (compression.parameter_inits(self) if self.enable_ed else {})
-
-    def all_parameters(self) -> Mapping[str, Any]:
-        """The parameters; `init(key, method="all_parameters")` makes them without a forward pass."""
-        return self.variables["params"]
 
     def __call__(self, x: jax.Array, t: jax.Array, y: jax.Array, mask: jax.Array | None = None,
                  feature_indices: tuple[int, ...] = (),
@@ -212,10 +201,6 @@ class PixelDiT(nn.Module):
         final = self.weights["final_layer"]
         out = channel_linear(final["linear"], rms_norm(final["norm"], result.stream, axis=-2))
         return unpatchify(out.astype(jnp.float32), grid, self.patch_size)
-
-
-def _cast(init: Init, dtype: Any) -> Init:
-    return lambda key: jax.tree.map(lambda leaf: leaf.astype(dtype), init(key))
 
 
 def _on_image(injection: Injection | None) -> Injection | None:

@@ -1,5 +1,7 @@
 """The sigma-aware gates against their formula."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,11 +9,12 @@ import pytest
 
 from pid_jax.errors import UserError
 from pid_jax.models import gates
+from pid_jax.models.stacking import stacked_init
 
 
 def random_gate(gate_type, dim=3, seed=0):
     rng = np.random.default_rng(seed)
-    gate = gates.init_gate(jax.random.key(0), dim, gate_type)
+    gate = gates.gate_init(jax.random.key(0), dim, gate_type)
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), gate)
 
 
@@ -31,7 +34,7 @@ def test_formula(gate_type, width):
 
 
 def test_initial_gate_is_open_and_closes_with_sigma():
-    gate = gates.init_gate(jax.random.key(0), 8, "sigma_aware_per_token")
+    gate = gates.gate_init(jax.random.key(0), 8, "sigma_aware_per_token")
     x, lq = jnp.zeros((1, 1, 8)), jnp.ones((1, 1, 8))
     openings = [float(gates.sigma_aware_gate(gate, x, lq, jnp.array([s]))[0, 0, 0])
                 for s in (0.0, 0.4, 1.0)]
@@ -39,7 +42,8 @@ def test_initial_gate_is_open_and_closes_with_sigma():
 
 
 def test_initial_values():
-    gate = gates.init_gates(jax.random.key(0), 3, 64, "sigma_aware_per_token_per_dim")
+    init = functools.partial(gates.gate_init, dim=64, gate_type="sigma_aware_per_token_per_dim")
+    gate = stacked_init(init, 3)(jax.random.key(0))
     np.testing.assert_allclose(gate["log_alpha"], np.full(3, np.log(5)), rtol=1e-6)
     np.testing.assert_array_equal(gate["content_proj"]["bias"], np.full((3, 64), 2.0))
     kernel = gate["content_proj"]["kernel"]
@@ -49,7 +53,7 @@ def test_initial_values():
 
 
 def test_low_precision_streams_keep_their_dtype():
-    gate = gates.init_gate(jax.random.key(0), 4, "sigma_aware_per_token")
+    gate = gates.gate_init(jax.random.key(0), 4, "sigma_aware_per_token")
     x = jnp.ones((1, 2, 4), jnp.bfloat16)
     assert gates.sigma_aware_gate(gate, x, x, jnp.zeros(1)).dtype == jnp.bfloat16
 

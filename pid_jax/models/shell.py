@@ -1,0 +1,32 @@
+"""The thin Flax shell of the networks: a table of initialisers and a call."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+Init = Callable[[jax.Array], Any]
+
+
+class Shell(nn.Module):
+    """A module whose parameters are the trees of `parameter_inits`, held in `self.weights`."""
+
+    param_dtype: Any = jnp.float32
+
+    def setup(self):
+        self.weights = {name: self.param(name, _cast(init, self.param_dtype))
+                        for name, init in self.parameter_inits().items()}
+
+    def parameter_inits(self) -> dict[str, Init]:
+        """The parameter tree: top-level name -> initialiser of a PRNG key (float32 leaves)."""
+        raise NotImplementedError
+
+    def all_parameters(self) -> Mapping[str, Any]:
+        """The parameters; `init(key, method="all_parameters")` makes them without a forward pass."""
+        return self.variables["params"]
+
+
+def _cast(init: Init, dtype: Any) -> Init:
+    return lambda key: jax.tree.map(lambda leaf: leaf.astype(dtype), init(key))
