@@ -1,0 +1,100 @@
+"""Which tensors of a file are which weights: wrappers around names, averages, other networks.
+
+Any nesting of the known wrappers is peeled off every name; what they said decides the part that
+the tensor belongs to. `{"model": {"module.net_ema.x": ...}}` is `x` of the part `ema`.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from pid_jax.errors import UserError
+from tools.convert_torch_weights.readers import LazyTensor, Source
+
+NET, EMA, OTHER = "net", "ema", "other"
+
+# Words that may stand before a parameter's name, and the part they speak of (None: no change).
+WRAPPERS = {
+    "state_dict": None, "model": None, "module": None, "net": None, "core": None,
+    "denoiser": None, "app": None,
+    "net_ema": EMA, "ema_denoiser": EMA,
+    "fake_score": "fake_score", "discriminator": "discriminator",
+    "_repa_projector": "projector", "repa_mlp": "projector", "diffusion_trainer": "projector",
+    "optimizer": OTHER, "optimizers": OTHER, "optim": OTHER, "optimizer_states": OTHER,
+    "scheduler": OTHER, "lr_schedulers": OTHER, "rng_state": OTHER,
+}
+# Words that wrapping libraries put anywhere into a name.
+INSERTED = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The parts of a source.
+
+    Attributes:
+      parts: part ("net", "ema", "fake_score", "discriminator", "projector", "other") -> parameter
+        name without wrappers -> tensor.
+      prefixes: what was peeled off ("module.net.") -> number of tensors.
+    """
+
+    parts: Mapping[str, Mapping[str, LazyTensor]]
+    prefixes: Mapping[str, int]
+
+    def choose(self, which: str | None) -> tuple[str, Mapping[str, LazyTensor]]:
+        """The part to use: `which` ("ema", "net", ...), by default the average if there is one.
+
+        Returns:
+          Its name and its tensors.
+        Raises:
+          UserError: the source has no such part, or no network at all.
+        """
+        name = which or next((part for part in (EMA, NET) if part in self.parts), None)
+        if name not in self.parts:
+            held = ", ".join(f"{part} ({len(t)} tensors)" for part, t in self.parts.items())
+            raise UserError(f"the source holds no {name or 'network'} weights; it holds "
+                            f"{held or 'no tensors'}")
+        return name, self.parts[name]
+
+
+def read_layout(source: Source) -> Layout:
+    """Sorts the tensors of a source into parts.
+
+    Raises:
+      UserError: two tensors of one part have the same name once the wrappers are gone.
+    """
+    parts: dict[str, dict[str, LazyTensor]] = {}
+    prefixes = Counter()
+    for full_name, tensor in source.tensors.items():
+        part, prefix, name = split_name(full_name)
+        known = parts.setdefault(part, {})
+        if name in known:
+            raise UserError(f"{source.path} holds {known[name].name!r} and {full_name!r}, both "
+                            f"{name!r} of the part {part}; remove one of them")
+        known[name] = tensor
+        prefixes[prefix] += 1
+    return Layout(parts, prefixes)
+
+
+def split_name(full_name: str) -> tuple[str, str, str]:
+    """`module.net_ema._orig_mod.a.weight` -> ("ema", "module.net_ema._orig_mod.", "a.weight")."""
+    words, part = full_name.split("."), NET
+    start = _wrapped(words)
+    for word in words[:start]:
+        part = WRAPPERS.get(word) or part
+    prefix = "".join(f"{word}." for word in words[:start])
+    return part, prefix, ".".join(word for word in words[start:] if word not in INSERTED)
+
+
+def _wrapped(words: list[str]) -> int:
+    """How many leading words are wrappers; at least the last word is the name."""
+    for count, word in enumerate(words[:-1]):
+        if word not in WRAPPERS and word not in INSERTED:
+            return count
+    return len(words) - 1
+
+
+def summary(names: Iterable[str], limit: int = 8) -> str:
+    """A list for people: the first `limit` names and how many more."""
+    names = list(names)
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
