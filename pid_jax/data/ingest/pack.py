@@ -76,13 +76,10 @@ def destination(target: Path, overwrite: bool) -> Iterator[Path]:
         return
     try:
         yield target
-    except NothingPacked:
-        shutil.rmtree(target, ignore_errors=True)
+    except BaseException:
+        if not any(target.glob("shard-*.arrayrecord")):
+            shutil.rmtree(target, ignore_errors=True)
         raise
-
-
-class NothingPacked(UserError):
-    """A collection of which no picture could be packed."""
 
 
 def pack(items: Iterable[Item | Skip], folder: Path, source: str, shard_bytes: int,
@@ -95,7 +92,7 @@ def pack(items: Iterable[Item | Skip], folder: Path, source: str, shard_bytes: i
       source: the collection's name, kept in every record.
       shard_bytes: see `DatasetWriter`.
       min_side: pictures with a shorter side below this are skipped.
-    Raises: NothingPacked when every item was skipped; UserError when the disk cannot be written.
+    Raises: UserError when every item was skipped, or the disk cannot be written.
     """
     summary = Summary()
     clock = time.monotonic()
@@ -112,7 +109,7 @@ def pack(items: Iterable[Item | Skip], folder: Path, source: str, shard_bytes: i
                 clock = time.monotonic()
                 show(f"... {summary.packed} packed, {len(summary.skipped)} skipped")
     if not summary.packed:
-        raise NothingPacked(_nothing(summary))
+        raise UserError(_nothing(summary))
     return summary
 
 

@@ -1,0 +1,47 @@
+import numpy as np
+from PIL import Image
+
+from pid_jax.data import geometry
+from tests.data.sets import picture
+
+
+def test_apply_is_pillow_lanczos_and_a_crop():
+    placed = geometry.cover((90, 50), (32, 32))
+    expected = picture(90, 50).resize(placed.resized, Image.Resampling.LANCZOS)
+    x, y = placed.corner
+    np.testing.assert_array_equal(placed.apply(picture(90, 50)),
+                                  np.asarray(expected)[y:y + 32, x:x + 32])
+
+
+def test_an_exact_fit_is_not_resampled():
+    placed = geometry.cover((64, 32), (32, 32))
+    assert not placed.resizes and placed.corner == (16, 0)
+    np.testing.assert_array_equal(placed.apply(picture(64, 32)),
+                                  np.asarray(picture(64, 32))[:, 16:48])
+
+
+def test_half_pixels_round_to_even():
+    assert geometry.centred((35, 32), (35, 32), (32, 32)).corner == (2, 0)
+    assert geometry.centred((33, 32), (33, 32), (32, 32)).corner == (0, 0)
+
+
+def test_the_rescue_is_strict():
+    assert geometry.cover((9, 20), (10, 10), 0.9) is None
+    placed = geometry.cover((91, 200), (100, 100), 0.9)
+    assert placed.enlarges and placed.resized == (100, 220)
+    assert geometry.cover((91, 200), (100, 100)) is None
+
+
+def test_fractions_reach_every_position_and_stay_inside():
+    corners = {geometry.at_fraction((6, 5), (6, 5), (4, 4), (f / 60, 0.999)).corner
+               for f in range(60)}
+    assert corners == {(0, 1), (1, 1), (2, 1)}
+
+
+def test_between_goes_from_covering_to_native():
+    assert geometry.between((400, 300), (30, 30), 0.0) == (40, 30)
+    assert geometry.between((400, 300), (30, 30), 1.0) == (400, 300)
+    middle = geometry.between((400, 300), (30, 30), 0.5)
+    assert 120 <= middle[0] <= 130
+    assert geometry.between((30, 30), (30, 30), 0.7) == (30, 30)
+    assert geometry.between((29, 29), (30, 30), 0.7) == (30, 30)

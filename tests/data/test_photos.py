@@ -1,0 +1,65 @@
+import pytest
+import skimage.data
+
+import numpy as np
+
+from pid_jax import images
+from pid_jax.data import command, photos
+from pid_jax.data.dataset import Dataset
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos") / "out"
+    assert command.run(photos.main, ["--dst", str(folder)]) == 0
+    return {name: Dataset(folder / name) for name in ("train", "heldout")}
+
+
+def test_no_photograph_is_in_both(packed):
+    names = {split: {data.index.key[i].split("/")[0] for i in range(len(data))}
+             for split, data in packed.items()}
+    assert names["heldout"] == {"chelsea", "coffee", "rocket"}
+    assert len(names["train"]) == 12 and not names["train"] & names["heldout"]
+
+
+def test_tiles_are_regions_of_the_photograph(packed):
+    data = packed["train"]
+    keys = [data.index.key[i] for i in range(len(data))]
+    record = data[keys.index("astronaut/x0128_y0256")]
+    np.testing.assert_array_equal(images.decode(record.image),
+                                  skimage.data.astronaut()[256:512, 128:384])
+    assert record.captions["prompt_short"] == "an astronaut"
+
+
+def test_heldout_photographs_are_the_files_as_shipped(packed):
+    np.testing.assert_array_equal(images.decode(packed["heldout"][0].image),
+                                  skimage.data.chelsea())
+
+
+def test_every_record_has_three_captions(packed):
+    for data in packed.values():
+        assert set(data.manifest["captions"].values()) == {len(data)}
+        assert data.index.caption_length.min() > 10
+
+
+def test_tiles_cover_the_photograph():
+    for length in (256, 257, 300, 512, 741):
+        corners = photos.tile_corners(length, 256)
+        assert corners[0] == 0 and corners[-1] == length - 256
+        assert all(b - a <= 192 for a, b in zip(corners, corners[1:]))
+    assert len(photos.tile_corners(5000, 256)) == photos.MOST_TILES
+
+
+def test_existing_folders_and_bad_tiles(packed, tmp_path, capsys):
+    folder = str(packed["train"].folder.parent)
+    assert command.run(photos.main, ["--dst", folder]) == 2
+    assert command.run(photos.main, ["--dst", str(tmp_path / "x"), "--tile", "3"]) == 2
+    assert "16 to 4096" in capsys.readouterr().err
+    assert len(Dataset(packed["train"].folder)) == len(packed["train"])
+
+
+def test_without_scikit_image(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(photos.importlib.util, "find_spec", lambda name: None)
+    assert command.run(photos.main, ["--dst", str(tmp_path / "x")]) == 2
+    assert "scikit-image" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
