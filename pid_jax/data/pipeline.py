@@ -102,9 +102,14 @@ class Batches(Iterator[dict]):
         self.options = options
         dataset = Dataset(options.path)
         _check_captions(dataset, options)
+        if not dataset.manifest["complete"]:
+            _log.warning("%s is incomplete: packing it was interrupted", dataset.folder)
         layout = build_layout(options.buckets, options.image_size, options.sizes)
         self.plan = Plan(dataset.index, layout, options.batch_size, options.seed,
                          options.shuffle, options.remainder)
+        if self.plan.dropped:
+            _log.warning("%d of %d pictures are never shown: too small for their bucket, or in a "
+                         "bucket that cannot fill a batch", self.plan.dropped, len(dataset))
         self.skipped: dict[str, str] = {}
         self.step = 0
         self._dataset = dataset

@@ -103,7 +103,7 @@ class Plan:
         with self._lock:
             if number not in self._epochs:
                 while len(self._epochs) > 1:
-                    del self._epochs[min(self._epochs)]
+                    del self._epochs[next(iter(self._epochs))]  # the oldest drawn
                 self._epochs[number] = self._draw_epoch(number)
             return self._epochs[number]
 

@@ -94,14 +94,15 @@ def test_bad_rows_of_a_table_are_named(tmp_path, photos):
         b'{"file": "../secret.png", "text": "x"}', b'{"file": "/etc/passwd", "text": "x"}',
         b'{"file": "lost.png", "text": "x"}', b'{"file": "a.png", "text": "again"}',
         b'{"file": "b.jpg", "text": "\xff\xfe"}', b'{"file": "..\\\\secret.png", "text": "x"}',
-        b'{"file": "deep/c.png", "text": "\\ud800"}', b'{"file": 7}', b"[" * 20_000]))
+        b'{"file": "deep/c.png", "text": "\\ud800"}', b'{"file": 7}', b"[" * 20_000,
+        b'{"file": "a.txt", "text": "not a picture"}']))
     data = packed(tmp_path, photos, "--captions", table)
     assert list(records(data)) == ["a"]
     reasons = skipped(tmp_path)
     for line, words in ((2, "not JSON"), (3, "not a JSON object"), (4, "names no picture"),
                         (5, "leaves the folder"), (6, "leaves the folder"), (7, "not in"),
                         (8, "listed twice"), (9, "not UTF-8"), (10, "leaves the folder"),
-                        (12, "names no picture"), (13, "not JSON")):
+                        (12, "names no picture"), (13, "not JSON"), (14, "not among the pictures")):
         assert words in reasons[f"captions.jsonl line {line}"], line
     assert "UTF-8" in reasons["deep/c.png"] and "no caption" in reasons["b.jpg"]
 

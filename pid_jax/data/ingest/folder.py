@@ -39,10 +39,13 @@ def folder_items(source: Path, table: Path | None = None, missing: str = "skip"
     pictures = [item for item in found if not isinstance(item, Skip)]
     if not pictures:
         raise UserError(f"{source} holds no pictures ({', '.join(sorted(PICTURE_SUFFIXES))})")
-    lookup, unusable = _table_lookup(table, source) if table else (_Sidecars(source), [])
+    if table is None:
+        lookup = _Sidecars(source)
+    else:
+        lookup = _Table(table, source)
+        yield from lookup.unusable(pictures)
     for entry in found:
         yield entry if isinstance(entry, Skip) else _item(source, entry, lookup, missing)
-    yield from unusable
 
 
 def _item(source: Path, relative: str, lookup: Callable[[str], Named], missing: str) -> Item:
@@ -137,19 +140,32 @@ def named(value: Any) -> Named:
     return prompts or ({"prompt": plain} if plain else {})
 
 
-def _table_lookup(table: Path, source: Path) -> tuple[Callable[[str], Named], list[Skip]]:
-    """A lookup by relative path, and the rows that cannot be used."""
-    rows: dict[str, Named] = {}
-    unusable = []
-    for where, row in _rows(table):
-        try:
-            relative = _row_file(row, source)
-            if relative in rows:
-                raise UserError(f"{relative} is listed twice; the first row counts")
-            rows[relative] = _row_captions(row)
-        except UserError as error:
-            unusable.append(Skip(where, str(error)))
-    return (lambda relative: rows.get(relative, {})), unusable
+class _Table:
+    """Captions by relative path from the rows of a table."""
+
+    def __init__(self, table: Path, source: Path):
+        self._rows: dict[str, tuple[str, Named]] = {}
+        self._unusable: list[Skip] = []
+        for where, row in _rows(table):
+            try:
+                self._add(where, row, source)
+            except UserError as error:
+                self._unusable.append(Skip(where, str(error)))
+
+    def __call__(self, relative: str) -> Named:
+        return self._rows[relative][1] if relative in self._rows else {}
+
+    def unusable(self, pictures: Iterable[str]) -> Iterator[Skip]:
+        """The rows that give no caption to any of `pictures`."""
+        yield from self._unusable
+        for relative in sorted(self._rows.keys() - set(pictures)):
+            yield Skip(self._rows[relative][0], f"{relative!r} is not among the pictures packed")
+
+    def _add(self, where: str, row: Any, source: Path) -> None:
+        relative = _row_file(row, source)
+        if relative in self._rows:
+            raise UserError(f"{relative} is listed twice; the first row counts")
+        self._rows[relative] = where, _row_captions(row)
 
 
 def _row_file(row: Any, source: Path) -> str:
