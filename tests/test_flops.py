@@ -24,7 +24,7 @@ def forward_flops(name: str, size: int, call: dict | None = None, **options) -> 
     """One forward pass of a picture of `size` pixels with a caption of 300 tokens."""
     net = models.build_model(name, attention=flops.counted_attention, **options)
     params = jax.eval_shape(functools.partial(models.init_parameters, net), jax.random.key(0))
-    call = {"x": shapes(1, size, size, 3), "t": shapes(1), "y": shapes(1, 300, 2304), **(call or {})}
+    call = {"x": shapes(1, size, size, 3), "t": shapes(1), "y": shapes(1, 300, 2304)} | (call or {})
     return count_flops(lambda p, c: net.apply({"params": p}, **c).x, params, call)
 
 
@@ -86,7 +86,8 @@ def test_pid_totals(size, tera):
 
 
 @pytest.mark.parametrize("size, sizes, giga", [
-    (256, (26, 4, 1152, 16), 311.2), (512, (26, 4, 1152, 16), 1352.2), (256, (12, 2, 768, 12), 75.4)])
+    (256, (26, 4, 1152, 16), 311.2), (512, (26, 4, 1152, 16), 1352.2),
+    (256, (12, 2, 768, 12), 75.4)])
 def test_class_conditional_totals(size, sizes, giga):
     """The class-conditional PixelDiT (sizes XL and B) composed from the same layers."""
     patches, pixels, width, heads = sizes

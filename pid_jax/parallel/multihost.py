@@ -1,0 +1,149 @@
+"""Several processes as one program: start-up, whose rows are whose, writing once, barriers.
+
+A single process needs none of this: `start` does nothing there and the rest is the identity.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+
+from pid_jax.errors import UserError
+
+COORDINATOR, PROCESSES, PROCESS = "PID_JAX_COORDINATOR", "PID_JAX_PROCESSES", "PID_JAX_PROCESS"
+# Variables under which a cluster's own launcher tells how many tasks there are; jax then finds
+# the coordinator by itself.
+CLUSTER_SIZES = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+CLUSTER_HOSTS = "TPU_WORKER_HOSTNAMES"
+START_SECONDS = 300
+
+
+class Share(NamedTuple):
+    """The rows of every global batch that a process reads: share `index` of `count` equal ones."""
+
+    index: int
+    count: int
+
+
+def start(environment: Mapping[str, str] = os.environ) -> None:
+    """Joins the processes of a run; call it before anything asks for devices.
+
+    `PID_JAX_COORDINATOR=host:port`, `PID_JAX_PROCESSES=n` and `PID_JAX_PROCESS=i` start a run by
+    hand. On TPU pods, under Slurm and under Open MPI jax finds these itself. A single process
+    starts nothing.
+    Raises:
+      UserError: only some of the three variables, or values that make no sense.
+    """
+    by_hand = _by_hand(environment)
+    if by_hand is not None:
+        if by_hand["num_processes"] > 1:
+            _initialise(**by_hand)
+    elif cluster_size(environment) > 1:
+        _initialise()
+
+
+def _initialise(**options: Any) -> None:
+    # CPU devices of several processes talk through gloo; other platforms ignore this.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(initialization_timeout=START_SECONDS, **options)
+
+
+def _by_hand(environment: Mapping[str, str]) -> dict[str, Any] | None:
+    given = [name for name in (COORDINATOR, PROCESSES, PROCESS) if environment.get(name)]
+    if not given:
+        return None
+    missing = {COORDINATOR, PROCESSES, PROCESS} - set(given)
+    if missing:
+        raise UserError(f"{', '.join(given)} are set but not {', '.join(sorted(missing))}; "
+                        "set all three or none")
+    count, index = (_number(environment, name) for name in (PROCESSES, PROCESS))
+    if not 0 <= index < count:
+        raise UserError(f"{PROCESS} is {index}; expected 0 to {count - 1} ({PROCESSES} is {count})")
+    return {"coordinator_address": environment[COORDINATOR], "num_processes": count,
+            "process_id": index}
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environment[name])
+    except ValueError:
+        raise UserError(f"{name} is {environment[name]!r}; expected a whole number") from None
+
+
+def cluster_size(environment: Mapping[str, str] = os.environ) -> int:
+    """How many processes the cluster's launcher says there are; 1 when it says nothing."""
+    hosts = [host for host in environment.get(CLUSTER_HOSTS, "").split(",") if host]
+    tasks = [environment.get(name, "") for name in CLUSTER_SIZES]
+    return max([1, len(hosts), *(int(count) for count in tasks if count.isdigit())])
+
+
+def is_writer() -> bool:
+    """Whether this process writes the files that a run writes once."""
+    return jax.process_index() == 0
+
+
+def barrier(name: str) -> None:
+    """Returns when every process has come to the barrier of this name."""
+    multihost_utils.sync_global_devices(name)
+
+
+def refuse_difference(text: str, what: str) -> None:
+    """Raises UserError in every process when `text` is not the same in all of them."""
+    digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
+    if np.any(multihost_utils.process_allgather(digest) != digest):
+        raise UserError(f"{what} differs between the processes of this run; start all of them "
+                        "with the same command")
+
+
+def local_rows(sharding: NamedSharding, batch: int) -> list[int]:
+    """Rows of a global batch that the devices of this process hold, ascending.
+
+    From the sharding and not from the process index: when `sequence` spans processes, several
+    processes need the same rows.
+    """
+    slices = sharding.addressable_devices_indices_map((batch,)).values()
+    return sorted({row for index in slices for row in range(*index[0].indices(batch))})
+
+
+def batch_share(sharding: NamedSharding, batch: int) -> Share:
+    """The equal share of every global batch that this process reads.
+
+    Raises:
+      UserError: the mesh gives this process rows that are no such share.
+    """
+    rows = local_rows(sharding, batch)
+    size, first = len(rows), rows[0]
+    if rows != list(range(first, first + size)) or batch % size or first % size:
+        raise UserError(f"this mesh gives process {jax.process_index()} the rows {rows} of a batch "
+                        f"of {batch}, which are no equal share; choose mesh sizes so that each "
+                        "process holds whole neighbouring rows")
+    return Share(first // size, batch // size)
+
+
+def global_array(local: np.ndarray, sharding: NamedSharding, share: Share) -> jax.Array:
+    """The global array whose leading axis the processes hold in shares.
+
+    Args:
+      local: this process's rows.
+      sharding: of the result; its leading axis must be divided as `share` was derived.
+    """
+    shape = (len(local) * share.count, *local.shape[1:])
+    first = len(local) * share.index
+
+    def piece(index: tuple[slice, ...]) -> np.ndarray:
+        start, stop, _ = index[0].indices(shape[0])
+        return local[(slice(start - first, stop - first), *index[1:])]
+
+    return jax.make_array_from_callback(shape, sharding, piece)
+
+
+def to_host(tree: Any, mesh: Mesh) -> Any:
+    """Every leaf whole, as numpy, in every process; all processes must call it."""
+    whole = NamedSharding(mesh, jax.sharding.PartitionSpec())
+    gathered = jax.jit(lambda leaves: leaves, out_shardings=whole)(tree)
+    return jax.tree.map(np.asarray, gathered)

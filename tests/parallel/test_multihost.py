@@ -1,0 +1,90 @@
+"""Start-up rules, and a rehearsal: two processes of four devices against one of eight."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pid_jax.errors import UserError
+from pid_jax.parallel import multihost
+
+SCRIPT = Path(__file__).with_name("rehearsal.py")
+SECONDS = 300
+
+
+@pytest.mark.parametrize("environment, size", [
+    ({}, 1), ({"SLURM_NTASKS": "4"}, 4), ({"SLURM_NTASKS": "1"}, 1),
+    ({"TPU_WORKER_HOSTNAMES": "a,b,c,d"}, 4), ({"TPU_WORKER_HOSTNAMES": "localhost"}, 1),
+    ({"OMPI_COMM_WORLD_SIZE": "2"}, 2)])
+def test_cluster_size(environment, size):
+    assert multihost.cluster_size(environment) == size
+
+
+@pytest.mark.parametrize("environment, message", [
+    ({"PID_JAX_PROCESSES": "2"}, "PID_JAX_PROCESSES are set but not PID_JAX_COORDINATOR"),
+    ({"PID_JAX_COORDINATOR": "h:1", "PID_JAX_PROCESSES": "2", "PID_JAX_PROCESS": "2"},
+     "PID_JAX_PROCESS is 2; expected 0 to 1"),
+    ({"PID_JAX_COORDINATOR": "h:1", "PID_JAX_PROCESSES": "two", "PID_JAX_PROCESS": "0"},
+     "PID_JAX_PROCESSES is 'two'; expected a whole number")])
+def test_half_a_start_is_refused(environment, message):
+    with pytest.raises(UserError, match=message):
+        multihost.start(environment)
+
+
+def test_one_process_starts_nothing():
+    multihost.start({})
+    multihost.start({"PID_JAX_COORDINATOR": "h:1", "PID_JAX_PROCESSES": "1",
+                     "PID_JAX_PROCESS": "0"})
+    assert multihost.is_writer()
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "sequence"))
+    sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    assert multihost.batch_share(sharding, 6) == multihost.Share(0, 1)
+    local = np.arange(12.0).reshape(6, 2)
+    np.testing.assert_array_equal(multihost.global_array(local, sharding, multihost.Share(0, 1)),
+                                  local)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def rehearse(processes: int) -> list[dict]:
+    """Runs the script in so many processes that have eight devices together."""
+    environment = dict(
+        os.environ, PID_JAX_PROCESSES=str(processes),
+        PID_JAX_COORDINATOR=f"127.0.0.1:{free_port()}",
+        XLA_FLAGS=f"--xla_force_host_platform_device_count={8 // processes}",
+        PYTHONPATH=str(SCRIPT.parents[2]))
+    running = [subprocess.Popen([sys.executable, str(SCRIPT)], text=True, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE,
+                                env=environment | {"PID_JAX_PROCESS": str(index)})
+               for index in range(processes)]
+    try:
+        results = [process.communicate(timeout=SECONDS) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert all(process.returncode == 0 for process in running), results
+    return [json.loads(out.splitlines()[-1]) for out, _ in results]
+
+
+def test_two_processes_equal_one():
+    (alone,), both = rehearse(1), rehearse(2)
+    assert [found["writer"] for found in both] == [True, False]
+    assert [found["devices"] for found in both] == [8, 8]
+    assert "config differs between the processes" in both[0]["refused"] == both[1]["refused"]
+    assert [found["(1, 2, 4)"]["rows"] for found in both] == [[0, 1], [2, 3]]
+    assert [found["(1, 1, 8)"]["rows"] for found in both] == [[0, 1, 2, 3]] * 2
+    for shape in ("(1, 2, 4)", "(1, 1, 8)", "(2, 2, 2)"):
+        for found in both:
+            assert found[shape]["loss"] == pytest.approx(alone[shape]["loss"], rel=1e-6)
+            assert found[shape]["gradient"] == pytest.approx(alone[shape]["gradient"], rel=1e-6)
