@@ -1,8 +1,9 @@
 """Reads what a compiled program does from its HLO text: collectives, loop turns, cycle estimates.
 
 XLA's `cost_analysis` counts the body of a loop once and Pallas kernels as nothing. Here bodies
-count as often as the loop turns where the compiler states the trip count (`known_trip_count`);
-loops without one count once and are reported. Pallas kernels stay uncounted and are reported.
+count as often as the loop turns, read from `known_trip_count` or from the one constant that the
+loop's condition compares with (loops of `lax.scan` count from 0 by 1); loops that tell neither
+count once and are reported. Pallas kernels stay uncounted and are reported.
 """
 
 import dataclasses
@@ -20,6 +21,9 @@ _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (.*)$")
 _OPCODE = re.compile(r"(?<=[\s})\]])([a-z][a-z0-9-]*)\(")
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|branch_computations)=\{?((?:%?[\w.-]+(?:, )?)+)\}?")
+_CONDITION = re.compile(r"\bcondition=%?([\w.-]+)")
+_CONSTANT = re.compile(r"^s32\[\]\S* constant\((\d+)\)")
+_CHAIN = re.compile(r'chain_id="(\w+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _GROUP_LIST = re.compile(r"replica_groups=\{\{([\d,]+)\}")
@@ -60,7 +64,7 @@ def summarise(text: str) -> Summary:
     """Reads the HLO text of a compiled module (`compiled.as_text()`)."""
     computations, entry = _computations(text)
     summary = Summary()
-    _visit(computations, entry, 1, False, summary)
+    _Walk(computations, summary).visit(entry, 1, entry, fused=False)
     return summary
 
 
@@ -88,22 +92,50 @@ def _parse(line: str) -> Instruction | None:
     return Instruction(match[1], opcode[1], match[2][:opcode.start()], match[2])
 
 
-def _visit(computations: dict[str, list[Instruction]], name: str, turns: int, fused: bool,
-           summary: Summary) -> None:
-    """Adds what computation `name` does, `turns` times; cycles of a fusion stand at its caller."""
-    for instruction in computations.get(name, ()):
-        inner = turns * _loop_turns(instruction, summary)
-        _add(instruction, turns, fused, summary)
-        for called in _called(instruction):
-            _visit(computations, called, inner, fused or instruction.opcode == "fusion", summary)
+@dataclasses.dataclass
+class _Walk:
+    """Adds up computations, following calls; `chains` are async collectives already counted."""
 
+    computations: dict[str, list[Instruction]]
+    summary: Summary
+    chains: set[tuple[str, str]] = dataclasses.field(default_factory=set)
 
-def _loop_turns(instruction: Instruction, summary: Summary) -> int:
-    if instruction.opcode != "while":
-        return 1
-    trips = _TRIPS.search(instruction.text)
-    summary.unknown_loops += trips is None
-    return int(trips[1]) if trips else 1
+    def visit(self, name: str, turns: int, caller: str, fused: bool) -> None:
+        """Adds computation `name`, `turns` times; the cycles of a fusion stand at its caller.
+
+        `caller` is the innermost computation around it that is no fusion.
+        """
+        for instruction in self.computations.get(name, ()):
+            if self._goes_on(instruction, caller):
+                continue
+            _add(instruction, turns, fused, self.summary)
+            inner = turns * self._loop_turns(instruction)
+            fusion = fused or instruction.opcode == "fusion"
+            for called in _called(instruction):
+                self.visit(called, inner, caller if fusion else called, fusion)
+
+    def _goes_on(self, instruction: Instruction, caller: str) -> bool:
+        """Whether it is a later piece of an asynchronous collective spread over fusions."""
+        chain = _CHAIN.search(instruction.text)
+        if not chain or instruction.opcode not in COLLECTIVES:
+            return False
+        key = (caller, instruction.opcode + chain[1])
+        known = key in self.chains
+        self.chains.add(key)
+        return known
+
+    def _loop_turns(self, instruction: Instruction) -> int:
+        if instruction.opcode != "while":
+            return 1
+        trips = _TRIPS.search(instruction.text) or self._compared_constant(instruction)
+        self.summary.unknown_loops += trips is None
+        return int(trips[1]) if trips else 1
+
+    def _compared_constant(self, loop: Instruction) -> re.Match | None:
+        condition = _CONDITION.search(loop.text)
+        lines = self.computations.get(condition[1], ()) if condition else ()
+        constants = [match for line in lines if (match := _CONSTANT.match(line.text))]
+        return constants[0] if len(constants) == 1 else None
 
 
 def _called(instruction: Instruction) -> Iterator[str]:
