@@ -250,7 +250,8 @@ def staged_folder(target: Path, overwrite: bool) -> Iterator[Path]:
     """
     check_destination(target, overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
-    stage, old = (target.with_name(f".{target.name}.{role}-{os.getpid()}") for role in ("new", "old"))
+    stage, old = (target.with_name(f".{target.name}.{role}-{os.getpid()}")
+                  for role in ("new", "old"))
     stage.mkdir()
     try:
         yield stage

@@ -113,7 +113,7 @@ def load_index(path: Path) -> Index:
     except FileNotFoundError as error:
         raise UserError(f"the index {path} is missing; pack the data set again") from error
     except Exception as error:  # zipfile and numpy raise whatever a damaged file provokes.
-        raise UserError(f"the index {path} is damaged ({error}); pack the data set again") from error
+        raise UserError(f"the index {path} is damaged: {error}; pack the data set again") from error
     lengths = {len(getattr(index, name)) for name in (*_TEXTS, *_NUMBERS)}
     if len(lengths) > 1:
         raise UserError(f"the index {path} has columns of different lengths; pack it again")

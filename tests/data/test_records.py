@@ -37,7 +37,8 @@ def test_other_schema_versions_are_named():
 
 
 @pytest.mark.parametrize("fields", [
-    [], ["k"], ["k", "s", "7", 9, {}, b""], ["k", "s", 7, 9, [], b""], ["k", "s", 7, 9, {}, "b"], 5])
+    [], ["k"], ["k", "s", "7", 9, {}, b""], ["k", "s", 7, 9, [], b""], ["k", "s", 7, 9, {}, "b"],
+    5])
 def test_valid_checksums_do_not_excuse_wrong_fields(fields):
     payload = msgpack.packb(fields)
     header = records.to_bytes(record(1))[:5] + zlib.crc32(payload).to_bytes(4, "little")

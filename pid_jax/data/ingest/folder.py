@@ -136,8 +136,8 @@ def named(value: Any) -> Named:
     if not isinstance(value, Mapping):
         return {}
     prompts = {k: v for k, v in captions.named_captions(value).items() if v.strip()}
-    plain = next((v for f in PLAIN_FIELDS if isinstance(v := value.get(f), str) and v.strip()), None)
-    return prompts or ({"prompt": plain} if plain else {})
+    plain = [v for f in PLAIN_FIELDS if isinstance(v := value.get(f), str) and v.strip()]
+    return prompts or {"prompt": text for text in plain[:1]}
 
 
 class _Table:
