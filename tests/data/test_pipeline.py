@@ -1,4 +1,5 @@
 import hashlib
+import json
 import logging
 import os
 import signal
@@ -84,7 +85,7 @@ def test_state_follows_the_batches_taken_not_the_prefetched(folder):
     with build_pipeline(folder, 4, **RANDOM) as batches:
         for _ in range(2):
             next(batches)
-        state, third = batches.get_state(), digest(next(batches))
+        state, third = json.loads(json.dumps(batches.get_state())), digest(next(batches))
         assert state["step"] == 2 and batches.step == 3
         batches.set_state(state)
         assert digest(next(batches)) == third
@@ -156,8 +157,9 @@ def test_replacements_are_the_same_every_time(damaged):
     assert take(damaged, 4, 5, **RANDOM) == take(damaged, 4, 5, **RANDOM, threads=0)
 
 
-def test_strict_streams_stop_at_damage(damaged):
-    with build_pipeline(damaged, 5, **RANDOM, strict=True) as batches:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_strict_streams_stop_at_damage(damaged, workers):
+    with build_pipeline(damaged, 5, **RANDOM, strict=True, workers=workers) as batches:
         with pytest.raises(UserError, match="damaged"):
             for _ in range(batches.steps_per_epoch):
                 next(batches)
