@@ -21,6 +21,9 @@ LAYER_NORM_EPS = 1e-5
 TIME_CHANNELS = 256
 TIME_MAX_PERIOD = 10.0
 SINCOS_OMEGA = 10000.0
+# Where PyTorch's float32 exp lies one ulp above and below the rounded exact value.
+TIME_FREQUENCIES_UP = (27, 52, 78)
+TIME_FREQUENCIES_DOWN = (106,)
 
 
 # ---- initial values -----------------------------------------------------------------------------
@@ -200,13 +203,16 @@ def pixel_positions(grid: tuple[int, int], patch: int, channels: int) -> jax.Arr
 def time_frequencies() -> np.ndarray:
     """The 128 frequencies of the time embedding, float32.
 
-    PiD's table is built in float32: the exponent is rounded before and after the division by
-    128, and exp is rounded once. t reaches 1000, so one ulp here shows in the output.
+    PiD's table is built in float32: log 10 is rounded, then its product with the index, and exp
+    is PyTorch's. t reaches 1000, so one ulp here moves the output by 1e-4.
     """
     half = TIME_CHANNELS // 2
     log_period = np.float32(-np.log(TIME_MAX_PERIOD))
     exponent = log_period * np.arange(half, dtype=np.float32) / np.float32(half)
-    return np.exp(exponent.astype(np.float64)).astype(np.float32)
+    table = np.exp(exponent.astype(np.float64)).astype(np.float32)
+    for entries, towards in ((TIME_FREQUENCIES_UP, 2), (TIME_FREQUENCIES_DOWN, 0)):
+        table[list(entries)] = np.nextafter(table[list(entries)], np.float32(towards))
+    return table
 
 
 def time_init(key: jax.Array, hidden: int) -> dict:
