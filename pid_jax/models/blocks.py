@@ -128,6 +128,8 @@ def _channel_mlp(params: Params, z: jax.Array) -> jax.Array:
 
 def channel_linear(params: Params, z: jax.Array) -> jax.Array:
     """A linear layer on the channels of pixel tokens: [B, L, C, P] -> [B, L, out, P]."""
-    kernel = params["kernel"].astype(z.dtype)
-    out = jnp.einsum("blcp,cd->bldp", z, kernel)
+    # One small product per patch: a plain contraction over axis 2 makes XLA transpose z, in
+    # the backward pass three times (measured on CPU: 3x slower; TPU: 20% more cycles).
+    kernel = params["kernel"].astype(z.dtype).T
+    out = jnp.broadcast_to(kernel, (*z.shape[:2], *kernel.shape)) @ z
     return out + params["bias"].astype(z.dtype)[:, None]
