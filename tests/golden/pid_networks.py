@@ -68,9 +68,13 @@ def _input(name: str, value: np.ndarray) -> np.ndarray:
 
 @handles("pid", r"A\d+.*")
 def check_forward(case: Case) -> None:
+    """Eager with all intermediates captured, then jitted without."""
     network = Network(case)
-    for run in (network.forward, jax.jit(network.forward)):
-        _compare_outputs(case, run(network.params, network.inputs))
+    out, state = network.net.apply({"params": network.params}, **network.inputs, **network.static,
+                                   mutable="intermediates")
+    _compare_outputs(case, out)
+    _compare_taps(case, taps(state["intermediates"]))
+    _compare_outputs(case, jax.jit(network.forward)(network.params, network.inputs))
 
 
 def _compare_outputs(case: Case, out) -> None:
@@ -84,18 +88,10 @@ def _compare_outputs(case: Case, out) -> None:
             compare(nchw(out.features[int(match[1])]), expected, name=name)
 
 
-@handles("pid", r"A\d+.*")
-def check_taps(case: Case) -> None:
-    expected = case.under("out/tap/")
-    if not expected:
-        return
-    network = Network(case)
-    _, state = network.net.apply({"params": network.params}, **network.inputs, **network.static,
-                                 mutable="intermediates")
-    found = taps(state["intermediates"])
-    for name, value in expected.items():
-        atol = case.tolerance["tap"]["atol_per_max_of_1_and_std"] * max(1, value.std())
-        assert_close(found[name], value, atol, name=f"tap {name}")
+def _compare_taps(case: Case, found: dict[str, np.ndarray]) -> None:
+    for name, expected in case.under("out/tap/").items():
+        atol = case.tolerance["tap"]["atol_per_max_of_1_and_std"] * max(1, expected.std())
+        assert_close(found[name], expected, atol, name=f"tap {name}")
 
 
 def taps(intermediates: dict) -> dict[str, np.ndarray]:
