@@ -2,6 +2,8 @@
 
 A guided network is again a `predict(x, t) -> output`, for velocities and pictures alike: both are
 affine in the noise prediction with the same coefficients, so guiding either is the same.
+The scale is a Python number or a scalar array (then one compilation serves every scale). Only the
+Python number 1 skips the unconditional side.
 """
 
 from collections.abc import Callable
@@ -19,18 +21,15 @@ def guide(unconditional: jax.Array, conditional: jax.Array, scale) -> jax.Array:
     return unconditional + scale * (conditional - unconditional)
 
 
-def guided_by_two_calls(conditional: Predict, unconditional: Predict, scale: float) -> Predict:
-    """Guidance with one network call for each side: half the memory of a doubled batch.
-
-    With scale 1 the unconditional side is never called.
-    """
-    if scale == 1.0:
+def guided_by_two_calls(conditional: Predict, unconditional: Predict, scale) -> Predict:
+    """Guidance with one network call for each side: half the memory of a doubled batch."""
+    if _is_one(scale):
         return conditional
     return lambda x, t: guide(unconditional(x, t), conditional(x, t), scale)
 
 
 def guided_by_one_call(predict: Callable[[jax.Array, jax.Array, Any], jax.Array],
-                       condition: Any, null_condition: Any, scale: float) -> Predict:
+                       condition: Any, null_condition: Any, scale) -> Predict:
     """Guidance with one network call on the doubled batch [unconditional, conditional].
 
     Args:
@@ -38,7 +37,7 @@ def guided_by_one_call(predict: Callable[[jax.Array, jax.Array, Any], jax.Array]
       condition: pytree of arrays [B, ...].
       null_condition: the same pytree with [B, ...] or [1, ...] arrays.
     """
-    if scale == 1.0:
+    if _is_one(scale):
         return lambda x, t: predict(x, t, condition)
     both = jax.tree.map(_stack_null_first, null_condition, condition)
 
@@ -47,6 +46,10 @@ def guided_by_one_call(predict: Callable[[jax.Array, jax.Array, Any], jax.Array]
         return guide(*jnp.split(output, 2), scale)
 
     return guided
+
+
+def _is_one(scale) -> bool:
+    return isinstance(scale, (int, float)) and scale == 1
 
 
 def _stack_null_first(null: jax.Array, condition: jax.Array) -> jax.Array:

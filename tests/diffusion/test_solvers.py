@@ -106,6 +106,9 @@ def test_guidance_by_one_and_two_calls_agree_and_scale_one_needs_no_null():
     two = guidance.guided_by_two_calls(lambda x, t: network(x, t, condition),
                                        lambda x, t: network(x, t, null), 3.0)(x, t)
     np.testing.assert_allclose(one, two, atol=1e-6)
+    traced = jax.jit(lambda scale: guidance.guided_by_one_call(
+        network, condition, null, scale)(x, t))
+    np.testing.assert_allclose(traced(3.0), one, atol=1e-6)
     conditional = lambda x, t: network(x, t, condition)
     assert guidance.guided_by_two_calls(conditional, None, 1.0) is conditional
 

@@ -1,6 +1,7 @@
 """Cases C02-C04 and D06: samplers and R1 around whole networks."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -26,17 +27,13 @@ def check_dpm_pidnet(case: Case) -> None:
     predict = functools.partial(_predict, network, lq_latent=to_nhwc(inputs["lq_latent"]),
                                 degrade_sigma=inputs["degrade_sigma"])
 
-    @functools.partial(jax.jit, static_argnums=(1, 2))
     def states(table, prediction, scale):
         guided = guidance.guided_by_two_calls(lambda x, t: predict(x, t, text),
                                               lambda x, t: predict(x, t, null), scale)
         return dpm_solver.solve(guided, to_nhwc(inputs["z"]), table, prediction,
                                 return_states=True)
 
-    for run in case.meta["runs"]:
-        table = dpm_solver.make_table(run["steps"], run["shift"])
-        got = states(table, run["prediction_type"], run["cfg_scale"])
-        check_dpm_run(case, run, table, to_nchw(got), f"{run['key']}/timesteps")
+    _check_dpm_runs(case, states)
 
 
 @handles("pid", r"C03.*")
@@ -44,16 +41,34 @@ def check_dpm_t2i(case: Case) -> None:
     """Guidance by one call on the doubled batch."""
     network, inputs = load_network(case), case.inputs
 
-    @functools.partial(jax.jit, static_argnums=1)
-    def states(table, scale):
+    def states(table, prediction, scale):
         guided = guidance.guided_by_one_call(functools.partial(_predict, network),
                                              inputs["text_cond"], inputs["text_null"], scale)
-        return dpm_solver.solve(guided, to_nhwc(inputs["z"]), table, return_states=True)
+        return dpm_solver.solve(guided, to_nhwc(inputs["z"]), table, prediction,
+                                return_states=True)
 
+    _check_dpm_runs(case, states)
+
+
+def _check_dpm_runs(case: Case, states: Callable) -> None:
+    """Every run, with tables of one length so that the network compiles once for each kind."""
+    unguided = jax.jit(lambda table, prediction: states(table, prediction, 1.0), static_argnums=1)
+    guided = jax.jit(states, static_argnums=1)
+    longest = max(run["steps"] for run in case.meta["runs"])
     for run in case.meta["runs"]:
-        table = dpm_solver.make_table(run["steps"], run["shift"])
-        check_dpm_run(case, run, table, to_nchw(states(table, run["cfg_scale"])),
+        table, scale = dpm_solver.make_table(run["steps"], run["shift"]), run["cfg_scale"]
+        arguments = _padded(table, longest), run.get("prediction_type", "velocity")
+        got = unguided(*arguments) if scale == 1.0 else guided(*arguments, jnp.float32(scale))
+        check_dpm_run(case, run, table, to_nchw(got)[:run["steps"] + 1],
                       f"{run['key']}/timesteps")
+
+
+def _padded(table: dpm_solver.DpmTable, steps: int) -> dpm_solver.DpmTable:
+    """The table with steps appended that keep the state as it is."""
+    more = steps - len(table.keep)
+    values = dpm_solver.DpmTable(times=0.0, keep=1.0, take=0.0, correction=0.0)
+    return jax.tree.map(lambda row, value: np.pad(row, (0, more), constant_values=value),
+                        table, values)
 
 
 @handles("pid", r"C04.*")
@@ -67,12 +82,22 @@ def check_student_sampler(case: Case) -> None:
     def sample(table, fresh):
         return few_step.sample(predict, to_nhwc(inputs["z"]), table, lambda step: fresh[step])
 
+    longest = max(run["num_steps"] for run in case.meta["runs"])
     for run in case.meta["runs"]:
         table = few_step.make_table(run["t_list"], run["prediction_type"], run["sample_type"])
         fresh = [to_nhwc(inputs[f"{run['key']}/eps{i}"]) for i in range(run["n_eps"])]
-        fresh = np.stack([*fresh, np.zeros_like(to_nhwc(inputs["z"]))])
-        assert_close(to_nchw(sample(table, fresh)), case.outputs[f"{run['key']}/x0"],
+        fresh += [np.zeros_like(to_nhwc(inputs["z"]))] * (longest - run["n_eps"])
+        got = sample(_padded_student(table, longest), np.stack(fresh))
+        assert_close(to_nchw(got), case.outputs[f"{run['key']}/x0"],
                      case.tolerance["atol"], case.tolerance["rtol"], run["key"])
+
+
+def _padded_student(table: few_step.StepTable, steps: int) -> few_step.StepTable:
+    """The table with steps appended that keep the state as it is."""
+    more = steps - len(table.times)
+    return few_step.StepTable(*(
+        row if row is None else np.pad(row, (0, more), constant_values=float(name == "state"))
+        for name, row in table._asdict().items()))
 
 
 @handles("pid", r"D06.*")

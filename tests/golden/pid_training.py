@@ -61,4 +61,4 @@ def check_grad_clip(case: Case) -> None:
 
 def _clip_options(options: dict) -> dict:
     names = {"skip_grad_norm_threshold": "spike_threshold"}
-    return {names.get(key, key): value for key, value in options.items()}
+    return {names.get(key, key): value for key, value in options.items() if value is not None}

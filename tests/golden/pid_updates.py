@@ -82,6 +82,9 @@ def _check_updates(case: Case, network: GoldenNet, mask: dict, loss_fn: Callable
     for step in case.meta["steps"]:
         draws = case.under(f"in/step{step['step']}/")
         check_draws(step, draws)
+        if "ema_beta" in step:
+            beta = 1.0 - specs[0].new_weight(step["step"])
+            assert_close(beta, step["ema_beta"], 1e-9, 1e-7, "ema_beta")
         trainable, state, average, clipped, values = update(
             trainable, state, average, draws, step["step"])
         _check_scalars(case, step, values)
