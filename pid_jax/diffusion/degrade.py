@@ -27,7 +27,7 @@ def downsample(images: jax.Array, factor: float) -> jax.Array:
 
 
 def upsample(images: jax.Array, height: int, width: int) -> jax.Array:
-    """Bicubic enlargement of float32 [B, h, w, C] in [-1, 1], cut to [-1, 1]: the plain baseline."""
+    """Bicubic enlargement of float32 [B, h, w, C] in [-1, 1], cut to [-1, 1]: the baseline."""
     large = resampling.resize(images, height, width, resampling.bicubic_antialias_matrix)
     return jnp.clip(large, -1.0, 1.0)
 

@@ -47,8 +47,10 @@ def test_ciede2000_equals_scikit_image():
 
 def test_ciede2000_published_pairs():
     """Rows 1, 7, 17 and 25 of the test data of Sharma et al. 2005."""
-    first = np.array([[50, 2.6772, -79.7751], [50, 0, 0], [50, 2.5, 0], [60.2574, -34.0099, 36.2677]])
-    second = np.array([[50, 0, -82.7485], [50, -1, 2], [73, 25, -18], [60.4626, -34.1751, 39.4387]])
+    first = np.array([[50, 2.6772, -79.7751], [50, 0, 0], [50, 2.5, 0],
+                      [60.2574, -34.0099, 36.2677]])
+    second = np.array([[50, 0, -82.7485], [50, -1, 2], [73, 25, -18],
+                       [60.4626, -34.1751, 39.4387]])
     np.testing.assert_allclose(image_metrics.ciede2000(first, second),
                                [2.0425, 2.3669, 27.1492, 1.2644], atol=1e-4)
 
