@@ -19,7 +19,8 @@ from pid_jax.models.rope import image_rope, text_rope
 from tests.golden.cases import Case, assert_close, handles
 from tools.convert_torch_weights.mappings import jax_to_torch, table_for, torch_to_jax
 
-MODEL_OF_NET = {"PixDiT_T2I": "pixeldit_t2i", "PidNet": "pidnet"}
+MODEL_OF_NET = {"PixDiT_T2I": "pixeldit_t2i", "PidNet": "pidnet",
+                "Discriminator_ImageDiT": "discriminator"}
 ARGUMENT_OF_INPUT = {"lq_video_or_image": "lq_image"}  # other inputs keep their name
 FIELD_OF_COTANGENT = {"cotangent": "x", "cotangent_aux": "lq_rgb"}
 FIELD_OF_OUTPUT = {"x": "x", "pred_lq_rgb": "lq_rgb", "last_repa_tokens": "repa_tokens"}
@@ -106,7 +107,8 @@ def taps(intermediates: dict) -> dict[str, np.ndarray]:
         elif name == "pixel_embedder":
             found[name] = _pixels(value)
         elif name == "lq_proj":
-            found |= {f"lq_proj_{i}": tokens for i, tokens in enumerate(value)}
+            heads = [*value.tokens, value.pit]
+            found |= {f"lq_proj_{i}": tokens for i, tokens in enumerate(heads)}
         else:
             found[name] = value
     return found
@@ -164,13 +166,35 @@ def _assert_gradient(case: Case, actual, expected: np.ndarray, name: str) -> Non
     assert_close(actual, expected, atol, tolerance["rtol"], name=f"gradient of {name}")
 
 
+@handles("pid", r"D03.*")
+def check_discriminator(case: Case) -> None:
+    options = case.meta["config"]
+    table, net = table_for("discriminator", options), build_model("discriminator", **options)
+    assert list(net.taps) == case.meta["effective_feature_indices"]
+    params = torch_to_jax(table, case.params())
+    features = [nhwc(case.inputs[f"feature_{k}"]) for k in range(len(net.taps))]
+
+    def loss(params, features):
+        logits = net.apply({"params": params}, features)
+        return jnp.sum(logits * case.inputs["cotangent"]), logits
+
+    gradient = jax.grad(loss, argnums=(0, 1), has_aux=True)
+    for run in (gradient, jax.jit(gradient)):
+        (of_params, of_features), logits = run(params, features)
+        found = {"out/logits": logits}
+        found |= {f"grad/{k}": v for k, v in jax_to_torch(table, of_params).items()}
+        found |= {f"grad_in/feature_{k}": nchw(v) for k, v in enumerate(of_features)}
+        for name, expected in case.tensors.items():
+            if not name.startswith("in/"):
+                assert_close(found[name], expected, case.tolerance["atol"], case.tolerance["rtol"],
+                             name)
+
+
 @handles("pid", r"H\d+.*")
 def check_full_size_names(case: Case) -> None:
     with gzip.open(case.folder / f"{case.name}.json.gz") as file:
         networks = json.load(file)
     for name, network in networks.items():
-        if network["net"] not in MODEL_OF_NET:
-            continue
         table = table_for(MODEL_OF_NET[network["net"]], network["config"])
         expected = {key: tuple(shape) for key, (shape, _) in network["keys"].items()}
         assert table.shapes() == expected, name

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 
 from pid_jax.errors import UserError
-from tools.convert_torch_weights.mappings.transforms import IDENTITY, Transform, linear, vector
+from tools.convert_torch_weights.mappings.transforms import (CONV, IDENTITY, Transform, linear,
+                                                             vector)
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
@@ -63,6 +64,16 @@ def layer(key: str, path: str, rows: np.ndarray | None = None,
     """Rules of a linear layer's weight and bias (see `transforms.linear`)."""
     return [Rule(f"{key}.weight", f"{path}/kernel", linear(rows, columns, parts)),
             Rule(f"{key}.bias", f"{path}/bias", vector(rows, parts))]
+
+
+def convolution(key: str, path: str) -> list[Rule]:
+    """Rules of a convolution's weight and bias."""
+    return [Rule(f"{key}.weight", f"{path}/kernel", CONV), Rule(f"{key}.bias", f"{path}/bias")]
+
+
+def affine(key: str, path: str) -> list[Rule]:
+    """Rules of a group or layer norm."""
+    return [Rule(f"{key}.weight", f"{path}/scale"), Rule(f"{key}.bias", f"{path}/bias")]
 
 
 def make_table(model: str, rules: list[Rule], params: Mapping[str, Any]) -> Table:
