@@ -42,16 +42,10 @@ def _check_picture_options(p) -> None:
                         f" ResBlock from 1 to lq_num_res_blocks = {p.num_res_blocks}")
 
 
-def check_inputs(p, lq_latent, lq_image, lq_mask, with_rgb: bool) -> None:
+def check_inputs(p, lq_latent, lq_image, with_rgb: bool) -> None:
     """Raises UserError when arrays given to an `LqProjection` do not fit its options."""
     _check_channels("lq_latent", lq_latent, "lq_latent_channels", p.latent_channels)
     _check_channels("lq_image", lq_image, "lq_in_channels", p.in_channels)
-    batches = {name: x.shape[0] for name, x in
-               {"lq_latent": lq_latent, "lq_image": lq_image, "lq_mask": lq_mask}.items()
-               if x is not None}
-    check_batches(batches)
-    if lq_mask is not None and lq_mask.ndim != 1:
-        raise UserError(f"lq_mask has shape {lq_mask.shape}, expected one value per sample: [B]")
     if with_rgb:
         _check_rgb(p, lq_latent)
 
@@ -71,11 +65,19 @@ def _check_channels(name: str, x, option: str, channels: int) -> None:
             " the channels come last")
 
 
-def check_batches(batches: dict[str, int]) -> None:
-    """Raises UserError unless all named inputs have one batch size."""
-    if len(set(batches.values())) > 1:
-        sizes = ", ".join(f"{name} {size}" for name, size in batches.items())
-        raise UserError(f"batch sizes differ: {sizes}; give every input the same number of samples")
+def check_batches(**inputs) -> None:
+    """Raises UserError unless all named inputs (None for one not given) have one batch size."""
+    sizes = {name: value.shape[0] for name, value in inputs.items() if value is not None}
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise UserError(f"batch sizes differ: {listed}; give every input the same number of samples")
+
+
+def check_per_sample(**inputs) -> None:
+    """Raises UserError unless each named input (None for one not given) is one value a sample."""
+    for name, value in inputs.items():
+        if value is not None and value.ndim != 1:
+            raise UserError(f"{name} has shape {value.shape}, expected one value per sample: [B]")
 
 
 def _check_rgb(p, lq_latent) -> None:

@@ -1,4 +1,4 @@
-"""The low-quality (LQ) branch of PiD: from latent and image to one feature per injection point.
+"""The low-quality (LQ) branch of PiD: from latent and image to features for every injection point.
 
 PiD, arXiv 2605.23902. A latent is brought to the patch grid (nearest, bilinear or folded),
 convolved by a stem and ResBlocks, merged with an optional image branch, and read by linear heads.
@@ -13,7 +13,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from pid_jax.models.convolution import (affine_init, conv, conv_init, group_norm, layer_norm)
+from pid_jax.models.convolution import affine_init, conv, conv_init, group_norm, layer_norm
 from pid_jax.models.gates import gate_init
 from pid_jax.models.layers import Params, linear, linear_init, normal, zeros
 from pid_jax.models.lq_checks import check_inputs, check_projection
@@ -26,20 +26,18 @@ small_normal = normal(0.02)
 
 
 @flax.struct.dataclass
-class LqFeatures:
-    """What the LQ branch hands to the network."""
+class LqTokens:
+    """What the convolutions of the LQ branch give; `read_head` makes the features from it."""
 
-    # [N, B, L, D]: one feature per injection point.
-    tokens: jax.Array
-    # [B, L, D]: the feature of the pixel blocks, when the network has that head.
-    pit: jax.Array | None = None
+    # [B, L, hidden_dim] on the patch grid.
+    shared: jax.Array
     # [B, h, w, 3]: auxiliary reconstruction of the LQ image, unclamped, when asked for.
     rgb: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class LqProjection:
-    """LQ latent and/or LQ image to the features that PidNet injects.
+    """LQ latent and/or LQ image to the tokens whose heads PidNet injects.
 
     Attributes (the reference's options without `lq_`):
       out_dim: width of the token stream; hidden_dim: width of the convolutions, a multiple of 4.
@@ -123,28 +121,23 @@ class LqProjection:
         return inits
 
     def __call__(self, params: Params, grid: tuple[int, int], lq_latent: jax.Array | None = None,
-                 lq_image: jax.Array | None = None, lq_mask: jax.Array | None = None,
-                 with_rgb: bool = False) -> LqFeatures:
-        """Computes the features on the patch grid.
+                 lq_image: jax.Array | None = None, with_rgb: bool = False) -> LqTokens:
+        """Runs the convolutions.
 
         Args:
           params: as `init` makes them.
           grid: rows and columns of patches of the output image.
           lq_latent: `[B, h, w, latent_channels]`, any h and w; None leaves the branch out.
           lq_image: `[B, H, W, in_channels]` in [-1, 1], any size; None leaves the branch out.
-          lq_mask: `[B]`, multiplies the outputs of the heads (0 drops a sample's features).
           with_rgb: also run the auxiliary head.
         Raises UserError for inputs that the network has no branch or no parameters for.
         """
-        check_inputs(self, lq_latent, lq_image, lq_mask, with_rgb)
+        check_inputs(self, lq_latent, lq_image, with_rgb)
         latent = None if lq_latent is None else self._latent_states(params, grid, lq_latent)
         image = None if lq_image is None else self._image_state(params, grid, lq_image)
         shared = self._merge(params, image, latent)
-        flat = shared.reshape(shared.shape[0], -1, self.hidden_dim)
-        mask = 1 if lq_mask is None else lq_mask.astype(self.dtype)[:, None, None]
-        tokens = jax.vmap(linear, (0, None))(params["output_heads"], flat) * mask
-        pit = linear(params["pit_head"], flat) * mask if self.pit_output else None
-        return LqFeatures(tokens, pit, self._rgb(params, shared, latent) if with_rgb else None)
+        return LqTokens(shared.reshape(shared.shape[0], -1, self.hidden_dim),
+                        self._rgb(params, shared, latent) if with_rgb else None)
 
     def _latent_states(self, params, grid, lq_latent):
         aligned = align_latent(lq_latent, grid, self.latent_unpatchify_factor, self.ratio)
@@ -222,10 +215,7 @@ def _res_blocks_init(key: jax.Array, width: int, blocks: int) -> dict:
 
 
 def _res_block_states(params: Params, x: jax.Array, padding_mode: str) -> list[jax.Array]:
-    """x and the states after each ResBlock.
-
-    Not a scan: XLA's CPU backend runs convolutions inside loops on one thread.
-    """
+    """x and the states after each ResBlock."""
     states = [x]
     while (name := f"res_block_{len(states) - 1}") in params:
         states.append(res_block(params[name], states[-1], padding_mode))
@@ -264,6 +254,12 @@ def merge(params: Params, image: jax.Array, latent: jax.Array, padding_mode: str
 def head_init(key: jax.Array, n_in: int, n_out: int, zero: bool) -> dict:
     """A linear head of zeros, or of N(0, 0.02^2) with zero bias."""
     return linear_init(key, n_in, n_out, kernel=zeros if zero else small_normal, zero_bias=True)
+
+
+def read_head(head: Params, shared: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """One injection's feature `[B, L, D]` from `[B, L, hidden_dim]`, times `mask` `[B]` if given."""
+    feature = linear(head, shared)
+    return feature if mask is None else feature * mask.astype(feature.dtype)[:, None, None]
 
 
 def aux_init(key: jax.Array, width: int, cell: int) -> dict:

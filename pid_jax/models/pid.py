@@ -6,13 +6,14 @@ blocks. Without any LQ input the network is its backbone.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 
 from pid_jax.errors import UserError
 from pid_jax.models.gates import gate_init, sigma_aware_gate
-from pid_jax.models.lq_checks import check_batches
-from pid_jax.models.lq_projection import LqFeatures, LqProjection
+from pid_jax.models.lq_checks import check_batches, check_per_sample
+from pid_jax.models.lq_projection import LqProjection, read_head
 from pid_jax.models.outputs import NetOutput
 from pid_jax.models.pixeldit import PixelDiT, check_inputs
 from pid_jax.models.shell import Init
@@ -101,21 +102,37 @@ class PidNet(PixelDiT):
             return self.run(x, t, y, mask, feature_indices, return_features_early)
         check_inputs(self, x, y, mask, feature_indices, return_features_early)
         grid = (x.shape[1] // self.patch_size, x.shape[2] // self.patch_size)
-        lq = self.lq_projection(self.weights["lq_proj"], grid, lq_latent, lq_image, lq_mask,
-                                return_lq_aux)
-        self.sow("intermediates", "lq_proj", lq)
+        lq = self.lq_projection(self.weights["lq_proj"], grid, lq_latent, lq_image, return_lq_aux)
+        read = functools.partial(read_head, shared=lq.shared, mask=lq_mask)
+        gate = functools.partial(sigma_aware_gate, sigma=degrade_sigma)
+        self._sow_features(read)
         out = self.run(x, t, y, mask, feature_indices, return_features_early,
-                       *self._gates(lq, degrade_sigma))
+                       self._injection(read, gate), self._pixel_gate(read, gate))
         return out.replace(lq_rgb=lq.rgb)
 
-    def _gates(self, lq: LqFeatures, sigma: jax.Array):
-        """Where the features enter: the injection before patch blocks, and the pixel gate."""
-        gate = functools.partial(sigma_aware_gate, sigma=sigma)
-        injection = Injection(self.interval, self.weights["lq_proj"]["gate_modules"], lq.tokens,
-                              gate)
+    def _injection(self, read: Callable, gate: Callable) -> Injection:
+        """What happens to the image tokens before every interval-th patch block.
+
+        A feature is read where it is injected, so that never all of them are in memory.
+        """
+        branch = self.weights["lq_proj"]
+        return Injection(self.interval, (branch["output_heads"], branch["gate_modules"]), None,
+                         lambda params, x, _: gate(params[1], x, read(params[0])))
+
+    def _pixel_gate(self, read: Callable, gate: Callable) -> Callable | None:
+        """What happens to the condition of the pixel blocks."""
         if not self.pit_lq_inject:
-            return injection, None
-        return injection, lambda condition: gate(self.weights["pit_lq_gate"], condition, lq.pit)
+            return None
+        head, weights = self.weights["lq_proj"]["pit_head"], self.weights["pit_lq_gate"]
+        return lambda condition: gate(weights, condition, read(head))
+
+    def _sow_features(self, read: Callable) -> None:
+        """Shows the features to tests: [N, B, L, D] and the pixel blocks' [B, L, D]."""
+        if self.is_mutable_collection("intermediates"):
+            branch = self.weights["lq_proj"]
+            self.sow("intermediates", "lq_proj", jax.vmap(read)(branch["output_heads"]))
+            if self.pit_lq_inject:
+                self.sow("intermediates", "lq_proj_pit", read(branch["pit_head"]))
 
 
 def check_lq_options(net: PidNet) -> None:
@@ -143,13 +160,7 @@ def has_lq_input(net: PidNet, x, lq_latent, lq_image, degrade_sigma, lq_mask, au
     if degrade_sigma is None:
         raise UserError("PidNet needs degrade_sigma beside the LQ input: pass the latent's noise"
                         " level per sample, zeros for clean latents")
-    _check_sizes(x, lq_latent, lq_image, degrade_sigma)
+    check_per_sample(degrade_sigma=degrade_sigma, lq_mask=lq_mask)
+    check_batches(x=x, lq_latent=lq_latent, lq_image=lq_image, degrade_sigma=degrade_sigma,
+                  lq_mask=lq_mask)
     return True
-
-
-def _check_sizes(x, lq_latent, lq_image, degrade_sigma) -> None:
-    if degrade_sigma.ndim != 1:
-        raise UserError(f"degrade_sigma has shape {degrade_sigma.shape}, expected one value per"
-                        " sample: [B]")
-    named = {"x": x, "lq_latent": lq_latent, "lq_image": lq_image, "degrade_sigma": degrade_sigma}
-    check_batches({name: value.shape[0] for name, value in named.items() if value is not None})

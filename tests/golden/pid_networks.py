@@ -107,7 +107,7 @@ def taps(intermediates: dict) -> dict[str, np.ndarray]:
         elif name == "pixel_embedder":
             found[name] = _pixels(value)
         elif name == "lq_proj":
-            heads = [*value.tokens, value.pit]
+            heads = [*value, *intermediates.get("lq_proj_pit", ())]
             found |= {f"lq_proj_{i}": tokens for i, tokens in enumerate(heads)}
         else:
             found[name] = value

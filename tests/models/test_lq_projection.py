@@ -45,9 +45,9 @@ def initial_params(**options):
 def test_every_alignment_gives_one_feature_per_token(options, size):
     net, params = build(**options)
     latent = normal(2, *size, net.latent_channels)
-    features = net(params, (4, 6), latent)
-    assert features.tokens.shape == (2, 2, 24, 12)
-    assert np.isfinite(features.tokens).all()
+    shared = net(params, (4, 6), latent).shared
+    assert shared.shape == (2, 24, 8)
+    assert np.isfinite(shared).all()
 
 
 def test_fold_puts_cells_into_channels():
@@ -71,13 +71,13 @@ def test_heads_can_start_small_instead():
     assert not head["bias"].any()
 
 
-def test_mask_zeroes_outputs_of_one_sample_only():
-    net, params = build(pit_output=True)
-    latent = normal(2, 2, 3, 3)
-    free = net(params, (4, 6), latent)
-    masked = net(params, (4, 6), latent, lq_mask=jnp.array([1.0, 0.0]))
-    np.testing.assert_array_equal(masked.tokens[:, 0], free.tokens[:, 0])
-    assert not masked.tokens[:, 1].any() and not masked.pit[1].any()
+def test_mask_zeroes_the_features_of_one_sample_only():
+    _, params = build(pit_output=True)
+    shared = jnp.asarray(normal(2, 24, 8))
+    free = lq_projection.read_head(params["pit_head"], shared, None)
+    masked = lq_projection.read_head(params["pit_head"], shared, jnp.array([1.0, 0.0]))
+    np.testing.assert_array_equal(masked[0], free[0])
+    assert free[1].any() and not masked[1].any()
 
 
 def test_aux_head_reads_the_block_it_names():
@@ -95,10 +95,10 @@ def test_one_branch_alone_skips_the_merge():
     net, params = build(in_channels=3)
     no_merge = {**params, "merge": jax.tree.map(lambda x: x * jnp.nan, params["merge"])}
     for inputs in ({"lq_latent": normal(1, 2, 3, 3)}, {"lq_image": normal(1, 8, 12, 3)}):
-        assert np.isfinite(net(no_merge, (4, 6), **inputs).tokens).all()
+        assert np.isfinite(net(no_merge, (4, 6), **inputs).shared).all()
     both = {"lq_latent": normal(1, 2, 3, 3), "lq_image": normal(1, 7, 12, 3)}
-    assert np.isnan(net(no_merge, (4, 6), **both).tokens).all()
-    assert np.isfinite(net(params, (4, 6), **both).tokens).all()
+    assert np.isnan(net(no_merge, (4, 6), **both).shared).all()
+    assert np.isfinite(net(params, (4, 6), **both).shared).all()
 
 
 @pytest.mark.parametrize("options, message", [
@@ -121,8 +121,6 @@ def test_options_that_do_not_fit(options, message):
     ({}, {"lq_latent": normal(2, 3, 3)}, "expected .batch, height, width, channels"),
     ({}, {"lq_latent": normal(1, 2, 3, 3), "lq_image": normal(1, 8, 12, 3)},
      "lq_image was given to a network without that branch"),
-    ({}, {"lq_latent": normal(2, 2, 3, 3), "lq_mask": np.ones(3)}, "lq_latent 2, lq_mask 3"),
-    ({}, {"lq_latent": normal(2, 2, 3, 3), "lq_mask": np.ones((2, 1))}, "one value per sample"),
     ({}, {"lq_latent": normal(1, 2, 3, 3), "with_rgb": True}, "needs the auxiliary head"),
     (dict(in_channels=3, aux_rgb_head=True, aux_rgb_head_latent_block_idx=1),
      {"lq_image": normal(1, 8, 12, 3), "with_rgb": True}, "reads the latent branch"),

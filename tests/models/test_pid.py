@@ -136,6 +136,8 @@ def test_low_precision_returns_float32(params):
     ({"lq_latent": LATENT}, "PidNet needs degrade_sigma beside the LQ input"),
     ({"lq_latent": LATENT, "degrade_sigma": jnp.zeros((2, 1))}, "expected one value per sample"),
     ({"lq_latent": LATENT, "degrade_sigma": jnp.zeros(3)}, "batch sizes differ: x 2, lq_latent 2"),
+    ({**WITH_LQ, "lq_mask": jnp.ones((2, 1))}, "lq_mask has shape .* one value per sample"),
+    ({**WITH_LQ, "lq_mask": jnp.ones(3)}, "batch sizes differ: .* lq_mask 3"),
     ({"lq_latent": LATENT[:1], "degrade_sigma": SIGMA}, "batch sizes differ: x 2, lq_latent 1"),
     ({"lq_latent": normal(2, 1, 2, 16), "degrade_sigma": SIGMA}, "16 channels .* expects 3"),
 ])
