@@ -44,13 +44,19 @@ class Network:
     def forward(self, params, inputs):
         return self.net.apply({"params": params}, **inputs, **self.static)
 
+    def captured(self, params, inputs):
+        """The output and the intermediates that the network shows."""
+        out, state = self.net.apply({"params": params}, **inputs, **self.static,
+                                    mutable="intermediates")
+        return out, state["intermediates"]
+
     def loss(self, params, inputs):
-        """The scalar that the case differentiates: outputs times their cotangents."""
+        """The scalar that the case differentiates (outputs times their cotangents), the output."""
         out = self.forward(params, inputs)
         cotangents = {name: nhwc(value) for name, value in self.case.inputs.items()
                       if name.startswith("cotangent")}
         return sum(jnp.sum(getattr(out, FIELD_OF_COTANGENT[name]) * value)
-                   for name, value in cotangents.items())
+                   for name, value in cotangents.items()), out
 
 
 def nhwc(x: np.ndarray) -> np.ndarray:
@@ -68,14 +74,23 @@ def _input(name: str, value: np.ndarray) -> np.ndarray:
 
 
 @handles("pid", r"A\d+.*")
-def check_forward(case: Case) -> None:
-    """Eager with all intermediates captured, then jitted without."""
+def check_eager(case: Case) -> None:
     network = Network(case)
-    out, state = network.net.apply({"params": network.params}, **network.inputs, **network.static,
-                                   mutable="intermediates")
+    out, intermediates = network.captured(network.params, network.inputs)
     _compare_outputs(case, out)
-    _compare_taps(case, taps(state["intermediates"]))
-    _compare_outputs(case, jax.jit(network.forward)(network.params, network.inputs))
+    _compare_taps(case, taps(intermediates))
+
+
+@handles("pid", r"A\d+.*")
+def check_compiled(case: Case) -> None:
+    network = Network(case)
+    if not (case.under("grad/") or case.under("grad_in/")):
+        _compare_outputs(case, jax.jit(network.forward)(network.params, network.inputs))
+        return
+    gradient = jax.jit(jax.grad(network.loss, argnums=(0, 1), has_aux=True, allow_int=True))
+    (of_params, of_inputs), out = gradient(network.params, network.inputs)
+    _compare_outputs(case, out)
+    _compare_gradients(case, jax_to_torch(network.table, of_params), of_inputs)
 
 
 def _compare_outputs(case: Case, out) -> None:
@@ -90,9 +105,9 @@ def _compare_outputs(case: Case, out) -> None:
 
 
 def _compare_taps(case: Case, found: dict[str, np.ndarray]) -> None:
-    for name, expected in case.under("out/tap/").items():
-        atol = case.tolerance["tap"]["atol_per_max_of_1_and_std"] * max(1, expected.std())
-        assert_close(found[name], expected, atol, name=f"tap {name}")
+    for name, value in case.under("out/tap/").items():
+        atol = case.tolerance["tap"]["atol_per_max_of_1_and_std"] * max(1, value.std())
+        assert_close(found[name], value, atol, name=f"tap {name}")
 
 
 def taps(intermediates: dict) -> dict[str, np.ndarray]:
@@ -134,17 +149,6 @@ def check_rope_tables(case: Case) -> None:
         for part in ("cos", "sin"):
             expected = outputs[f"rope_{kind}_{part}"]
             assert_close(getattr(table, part), expected, 1e-6, name=f"rope {kind} {part}")
-
-
-@handles("pid", r"A\d+.*")
-def check_gradients(case: Case) -> None:
-    if not (case.under("grad/") or case.under("grad_in/")):
-        return
-    network = Network(case)
-    gradient = jax.grad(network.loss, argnums=(0, 1), allow_int=True)
-    for run in (gradient, jax.jit(gradient)):
-        of_params, of_inputs = run(network.params, network.inputs)
-        _compare_gradients(case, jax_to_torch(network.table, of_params), of_inputs)
 
 
 def _compare_gradients(case: Case, of_params: dict, of_inputs: dict) -> None:
