@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from pid_jax import objectives
 from pid_jax.config import check_config
 from pid_jax.data import pipeline
+from pid_jax.data.buckets import build_layout
 from pid_jax.errors import RunInterrupted, UserError
 from pid_jax.objectives.base import Objective
 from pid_jax.parallel import mesh as mesh_lib
@@ -86,11 +87,11 @@ def open_data(config: ConfigDict, objective: Objective) -> pipeline.Batches:
     if not config.data.path:
         raise UserError("config.data.path is not set: name a folder packed by "
                         "`python -m pid_jax.data.ingest`")
-    batches = pipeline.build_pipeline(seed=config.seed, **config.data)
-    for bucket in batches.buckets:
+    layout = build_layout(config.data.buckets, config.data.image_size, config.data.sizes)
+    for bucket in layout.buckets:
         objective.check_picture(bucket.height, bucket.width)
     objective.check_picture(objective.sample_size, objective.sample_size)
-    return batches
+    return pipeline.build_pipeline(seed=config.seed, **config.data)
 
 
 def read_heldout(config: ConfigDict, objective: Objective) -> dict[str, Any] | None:
