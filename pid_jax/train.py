@@ -138,6 +138,8 @@ class Loop:
         step_function = compile_step(self.objective, self.mesh, state)
         for step in range(first + 1, total + 1):
             state = self.one_step(step_function, state, step)
+            if step == first + 1:
+                self.note_compilation(state)
             if self.due(step, self.config.sample.every):
                 self.sample(state)
             if self.due(step, self.config.checkpoint.every) or self.interruption:
@@ -160,6 +162,12 @@ class Loop:
         self.unread = Report(step, values, metrics_lib.digest(batch["key"]))
         return state
 
+    def note_compilation(self, state: TrainState) -> None:
+        """Says how long the first step took and leaves it out of the speed."""
+        jax.block_until_ready(state)
+        logger.info("first step after %.1f s, with compilation", self.progress.seconds)
+        self.progress.restart(int(state.step))
+
     def read_metrics(self) -> None:
         """Writes the metrics that are outstanding; stops the run when the loss is not finite."""
         if self.unread is None:
@@ -168,6 +176,9 @@ class Loop:
         values = jax.device_get(report.values)
         self.writer.write(report.step, {**values, "batch": report.batch, "time": time.time()})
         metrics_lib.stop_if_not_finite(report.step, values, self.checkpointer.latest_step())
+        if values["update_skipped"]:
+            logger.warning("step %d: gradient norm %s, the update is skipped", report.step,
+                           values["grad_norm"])
         if self.due(report.step, self.config.log.every):
             logger.info(self.progress.line(report.step, values))
 

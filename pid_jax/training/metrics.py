@@ -109,9 +109,14 @@ class Progress:
         """Starts the clock again, after something that is not training."""
         self._step, self._time = step, time.monotonic()
 
+    @property
+    def seconds(self) -> float:
+        """Time since the clock was started."""
+        return time.monotonic() - self._time
+
     def line(self, step: int, values: Mapping[str, Any]) -> str:
         """`step 20/600 | loss 0.51 | grad 1.2 | lr 1e-04 | 8.1 images/s | 0:03:10 left`."""
-        seconds = max(time.monotonic() - self._time, 1e-9) / max(step - self._step, 1)
+        seconds = max(self.seconds, 1e-9) / max(step - self._step, 1)
         self.restart(step)
         left = _clock((self._total - step) * seconds)
         return (f"step {step}/{self._total} | loss {float(values['loss']):.4f} | "

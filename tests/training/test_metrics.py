@@ -1,0 +1,71 @@
+"""The metrics file, the progress line, and what stops a run."""
+
+import numpy as np
+import pytest
+
+from pid_jax.errors import RunFailed
+from pid_jax.training import metrics
+
+
+def write(folder, *steps, first=0):
+    writer = metrics.MetricsWriter(folder, first, tensorboard=False)
+    for step in steps:
+        writer.write(step, {"loss": np.float32(step / 2), "batch": "x"})
+    writer.close()
+
+
+def test_lines_come_back(tmp_path):
+    write(tmp_path, 1, 2)
+    assert metrics.read(tmp_path / "metrics.jsonl") == [
+        {"step": 1, "loss": 0.5, "batch": "x"}, {"step": 2, "loss": 1.0, "batch": "x"}]
+
+
+def test_resuming_cuts_later_steps_and_broken_lines(tmp_path):
+    write(tmp_path, 1, 2, 3, 4)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "lo')
+    write(tmp_path, 3, first=2)
+    assert [line["step"] for line in metrics.read(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+
+
+def test_what_json_cannot_say_is_text(tmp_path):
+    writer = metrics.MetricsWriter(tmp_path, 0, tensorboard=False)
+    writer.write(1, {"loss": np.float32(np.inf)})
+    writer.close()
+    assert metrics.read(tmp_path / "metrics.jsonl")[0]["loss"] == "inf"
+
+
+def test_tensorboard_gets_the_numbers(tmp_path):
+    pytest.importorskip("tensorboardX")
+    writer = metrics.MetricsWriter(tmp_path, 0)
+    writer.write(1, {"loss": 0.5})
+    writer.close()
+    assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+@pytest.mark.parametrize("loss", [np.nan, np.inf])
+def test_stop_names_step_metric_and_last_checkpoint(loss):
+    with pytest.raises(RunFailed, match="loss is .* at step 7; the last good checkpoint is of "
+                                        "step 5"):
+        metrics.stop_if_not_finite(7, {"loss": loss}, 5)
+
+
+def test_digest_knows_the_order():
+    assert metrics.digest(["a", "b"]) != metrics.digest(["b", "a"])
+    assert metrics.digest(["a", "b"]) == metrics.digest(["a", "b"])
+
+
+def test_progress_line():
+    progress = metrics.Progress(0, 600, 4)
+    values = {"loss": 0.5123, "grad_norm": 1.25, "learning_rate": 1e-4}
+    assert progress.line(20, values).startswith(
+        "step 20/600 | loss 0.5123 | grad 1.25 | lr 0.0001 | ")
+
+
+def test_smooth_is_unbiased():
+    np.testing.assert_allclose(metrics.smooth([3.0] * 200), 3.0)
+    assert metrics.smooth([5.0, 1.0], window=0.1)[0] == 5.0
+
+
+def test_plot_is_drawn_also_without_lines(tmp_path):
+    assert metrics.plot(tmp_path).stat().st_size > 1000
