@@ -16,6 +16,7 @@ from pid_jax import objectives
 from pid_jax.config import check_config
 from pid_jax.data import pipeline
 from pid_jax.data.buckets import build_layout
+from pid_jax.data.dataset import Dataset
 from pid_jax.errors import RunInterrupted, UserError
 from pid_jax.objectives.base import Objective
 from pid_jax.parallel import mesh as mesh_lib
@@ -99,8 +100,9 @@ def read_heldout(config: ConfigDict, objective: Objective) -> dict[str, Any] | N
     if not objective.needs_heldout:
         return None
     path = config.sample.heldout or config.data.path
+    count = min(config.sample.count, len(Dataset(path)))
     with pipeline.build_pipeline(
-            path, config.sample.count, image_size=objective.sample_size, shuffle=False,
+            path, count, image_size=objective.sample_size, shuffle=False,
             threads=0, caption_fields=config.data.caption_fields) as batches:
         return next(batches)
 
