@@ -1,113 +1,116 @@
-"""Cases F03 and F04: three whole training updates of the text-to-image net and the PiD teacher."""
+"""Cases F03 and F04: three whole training updates, by the objectives' own loss and update."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from pid_jax.diffusion import flow, losses, time_sampling
+from pid_jax.config import base_config
+from pid_jax.diffusion import time_sampling
 from pid_jax.diffusion.degrade import normalize_image
-from pid_jax.training import ema, freezing, optim
+from pid_jax.objectives.base import Objective
+from pid_jax.objectives.pid_teacher import PidTeacher
+from pid_jax.objectives.pixeldit_t2i import PixelDitT2I
+from pid_jax.training import freezing
 from tests.golden.cases import Case, assert_close, handles
 from tests.golden.layout import to_nhwc
 from tests.golden.networks import GoldenNet, load_network
+
+METRIC_OF = {"loss": "loss", "total": "loss", "diffusion_loss": "flow_loss",
+             "lq_latent_image_align_loss": "align_loss", "returned_norm": "grad_norm",
+             "grad_norm_before_clip": "grad_norm"}
 
 
 @handles("pid", r"F03.*")
 def check_t2i_updates(case: Case) -> None:
     network = load_network(case)
-    x0 = np.asarray(normalize_image(to_nhwc(case.inputs["image_uint8"]), "uint8"))
+    objective = PixelDitT2I(_config(case), network.net, text=None)
+    image = np.asarray(normalize_image(to_nhwc(case.inputs["image_uint8"]), "uint8"))
 
-    def loss_fn(params, draws):
-        noise, t = to_nhwc(draws["noise"]), draws["t"]
-        x_t = flow.interpolate(x0, noise, t)
-        out = network(params, x_t, flow.network_time(t), case.inputs["caption_embs"])
-        loss = flow.flow_loss(out.x, x_t, x0, noise, t)
-        return loss, {"loss": loss}
+    def examples(draws):
+        times = time_sampling.logit_normal(draws["t_normal"])
+        shifted = time_sampling.shift_time(times, objective.shift(*image.shape[1:3]))
+        assert_close(shifted, draws["t"], 1e-7, 1e-6, "training times")
+        return {"image": image, "text": case.inputs["caption_embs"],
+                "noise": to_nhwc(draws["noise"]), "t": draws["t"]}
 
-    def check_draws(step, draws):
-        expected = time_sampling.shift_time(
-            time_sampling.logit_normal(draws["t_normal"]), step["shift"])
-        assert_close(expected, draws["t"], 1e-7, 1e-6, "training times")
-
-    mask = freezing.trainable_mask(network.params, (freezing.LAST_BLOCK_TEXT,))
-    frozen = {name for name, trains in network.mask_to_torch(mask).items() if not trains}
+    frozen = {name for name, trains in network.mask_to_torch(objective.mask).items() if not trains}
     assert frozen == set(case.meta["frozen"])
-    _check_updates(case, network, mask, loss_fn, check_draws)
+    _check_updates(case, network, objective, examples)
 
 
 @handles("pid", r"F04.*")
 def check_teacher_updates(case: Case) -> None:
     network, inputs = load_network(case), case.inputs
-    x0, lq_image = to_nhwc(inputs["x0"]), to_nhwc(inputs["lq_image"])
-    prediction, align = case.meta["prediction_type"], losses.AlignLoss(**case.meta["align"])
+    objective = PidTeacher(_config(case), network.net, text=None, codec=None)
 
-    def loss_fn(params, draws):
-        noise, t, sigma = to_nhwc(draws["noise"]), draws["t"], draws["degrade_sigma"]
-        latent = to_nhwc(draws["lq_latent_cond"])
-        x_t = flow.interpolate(x0, noise, t)
-        out = network(params, x_t, flow.network_time(t), inputs["caption_embs"],
-                      lq_latent=latent, degrade_sigma=sigma, return_lq_aux=True)
-        diffusion = flow.flow_loss(out.x, x_t, x0, noise, t, prediction)
-        aligned = align(out.lq_rgb, lq_image, sigma, losses.latent_is_kept(latent))
-        total = diffusion + case.meta["align_weight"] * aligned
-        return total, {"total": total, "diffusion_loss": diffusion,
-                       "lq_latent_image_align_loss": aligned}
+    def examples(draws):
+        latent, sigma = to_nhwc(draws["lq_latent_cond"]), draws["degrade_sigma"]
+        return {"image": to_nhwc(inputs["x0"]), "text": inputs["caption_embs"], "t": draws["t"],
+                "noise": to_nhwc(draws["noise"]), "latent": latent, "sigma": sigma,
+                **objective.alignment_target(to_nhwc(inputs["lq_image"]), latent, sigma)}
 
-    mask = freezing.trainable_mask(network.params, (freezing.ALL_BUT_LQ,))
-    trainable = {name for name, trains in network.mask_to_torch(mask).items() if trains}
+    trainable = {name for name, trains in network.mask_to_torch(objective.mask).items() if trains}
     assert trainable == set(case.meta["trainable"])
-    _check_updates(case, network, mask, loss_fn, lambda step, draws: None)
+    _check_updates(case, network, objective, examples)
 
 
-def _check_updates(case: Case, network: GoldenNet, mask: dict, loss_fn: Callable,
-                   check_draws: Callable) -> None:
+def _config(case: Case):
+    """The case's values in a run's config."""
+    meta, config = case.meta, base_config()
+    options, shift = meta["optimizer"], meta["dynamic_shift"]
+    assert (options["name"], options["lr_multiplier"]) == ("AdamW", 1.0)
+    config.optim.update({"lr": options["lr"], "betas": tuple(options["betas"]),
+                         "eps": options["eps"], "weight_decay": options["weight_decay"],
+                         "clip_norm": meta["clip_norm"]})
+    config.flow.update({"dynamic_shift": True, "dynamic_base_shift": shift["base_shift"],
+                        "dynamic_image_size": shift["base_image_size_for_shift_calc"],
+                        "prediction_type": meta.get("prediction_type", "velocity")})
+    if "align" in meta:
+        config.align.update({"enabled": True, "weight": meta["align_weight"], **meta["align"]})
+    return config
+
+
+def _check_updates(case: Case, network: GoldenNet, objective: Objective, examples) -> None:
     """Runs every update; compares losses, norms, clipped gradients, parameters and the EMA."""
-    optimizer, specs = _optimizer(case), (ema.EmaSpec("ema", rate=0.1),)
-    trainable, frozen = freezing.partition(network.params, mask)
-    layers, _ = freezing.partition(mask, mask)
-    state, average = optimizer.init(trainable), ema.init_ema(trainable, specs)
-    whole = lambda tree: network.to_torch(freezing.combine(tree, frozen))
+    layers, _ = freezing.partition(objective.mask, objective.mask)
+    state = objective.start(jax.tree.map(jnp.asarray, network.params))
+    _, frozen = freezing.partition(state.params, objective.mask)
 
     @jax.jit
-    def update(trainable, state, average, draws, iteration):
-        grads, values = jax.grad(lambda part: loss_fn(freezing.combine(part, frozen), draws),
-                                 has_aux=True)(trainable)
-        clipped, _, _ = optimizer.clip(freezing.apply_mask(grads, layers))
-        trainable, state, metrics = optimizer.update(grads, state, trainable, layers)
-        average = ema.update_ema(average, trainable, iteration, specs)
-        return trainable, state, average, clipped, values | metrics
+    def update(state, examples):
+        values, grads = objective.gradients(state.params, examples)
+        clipped, _, _ = objective.optimizer.clip(freezing.apply_mask(grads, layers))
+        state, metrics = objective.update(state, grads)
+        return state, clipped, values | metrics
 
+    height, width = examples(case.under("in/step0/"))["image"].shape[1:3]
     for step in case.meta["steps"]:
-        draws = case.under(f"in/step{step['step']}/")
-        check_draws(step, draws)
-        if "ema_beta" in step:
-            beta = 1.0 - specs[0].new_weight(step["step"])
-            assert_close(beta, step["ema_beta"], 1e-9, 1e-7, "ema_beta")
-        trainable, state, average, clipped, values = update(
-            trainable, state, average, draws, step["step"])
+        assert_close(objective.shift(height, width), step["shift"], 0, 1e-12, "shift")
+        _check_ema_beta(step, objective)
+        state, clipped, values = update(state, examples(case.under(f"in/step{step['step']}/")))
         _check_scalars(case, step, values)
         if step["step"] == 0:
-            _check_gradients(case, whole(clipped))
-        _check_parameters(case, f"param_after{step['step'] + 1}", whole(trainable))
-        _check_parameters(case, f"ema_after{step['step'] + 1}", whole(average["ema"]))
+            whole = freezing.combine(clipped, frozen)
+            _check_gradients(case, network.to_torch(whole))
+        done = step["step"] + 1
+        _check_parameters(case, f"param_after{done}", network.to_torch(state.params))
+        _check_parameters(case, f"ema_after{done}", network.to_torch(state.ema["ema"]))
 
 
-def _optimizer(case: Case) -> optim.AdamW:
-    options = case.meta["optimizer"]
-    assert (options["name"], options["lr_multiplier"]) == ("AdamW", 1.0)
-    return optim.AdamW(options["lr"], beta1=options["betas"][0], beta2=options["betas"][1],
-                       eps=options["eps"], weight_decay=options["weight_decay"],
-                       clip=optim.GradClip(case.meta["clip_norm"]))
+def _check_ema_beta(step: dict, objective: Objective) -> None:
+    if "ema_beta" in step:
+        beta = 1.0 - objective.averages[0].new_weight(step["step"])
+        assert_close(beta, step["ema_beta"], 1e-9, 1e-7, "ema_beta")
 
 
 def _check_scalars(case: Case, step: dict, values: dict) -> None:
     rtol = case.tolerance["loss"]["rtol"]
-    values = values | {"returned_norm": values["grad_norm"],
-                       "grad_norm_before_clip": values["grad_norm"]}
-    for name in values.keys() & step.keys():
-        assert_close(values[name], step[name], 0.0, rtol, f"{name} of step {step['step']}")
+    for name in METRIC_OF.keys() & step.keys():
+        assert_close(values[METRIC_OF[name]], step[name], 0.0, rtol,
+                     f"{name} of step {step['step']}")
 
 
 def _check_gradients(case: Case, clipped: dict[str, np.ndarray]) -> None:
