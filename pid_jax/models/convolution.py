@@ -1,7 +1,7 @@
 """Convolutions on `[B, H, W, C]` and the norms that go with them, over parameter dicts.
 
-A convolution is `{"kernel": [kh, kw, in, out], "bias": [out]}`, a norm `{"scale": [C], "bias": [C]}`.
-Parameters are cast to the dtype of the activations; statistics are taken in float32.
+A convolution is `{"kernel": [kh, kw, in, out], "bias": [out]}`, a norm `{"scale", "bias"}`, both
+`[C]`. Parameters are cast to the dtype of the activations; statistics are float32.
 """
 
 import math

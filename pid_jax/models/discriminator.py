@@ -125,4 +125,4 @@ def check_features(d: Discriminator, features: Sequence[jax.Array]) -> None:
                             f" height, width, {d.inner_dim}] (inner_dim)")
         if min(x.shape[1:3]) < smallest:
             raise UserError(f"the feature of block {block} has a grid of {x.shape[1]}x{x.shape[2]},"
-                            f" {d.num_conv_layers} convolutions need at least {smallest}x{smallest}")
+                            f" {d.num_conv_layers} convolutions need {smallest}x{smallest} or more")

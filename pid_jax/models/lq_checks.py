@@ -34,12 +34,12 @@ def _check_latent_options(p) -> None:
 
 def _check_picture_options(p) -> None:
     if (p.in_channels or p.aux_rgb_head) and p.patch_size % p.sr_scale:
-        raise UserError(f"patch_size {p.patch_size} is not a multiple of sr_scale {p.sr_scale}, which"
-                        " the LQ image branch and the aux RGB head need")
+        raise UserError(f"patch_size {p.patch_size} is not a multiple of sr_scale {p.sr_scale},"
+                        " which the LQ image branch and the aux RGB head need")
     tap = p.aux_rgb_head_latent_block_idx
     if p.aux_rgb_head and tap != -1 and not 1 <= tap <= p.num_res_blocks:
-        raise UserError(f"lq_aux_rgb_head_latent_block_idx is {tap}; choose -1 (after the merge) or a"
-                        f" ResBlock from 1 to lq_num_res_blocks = {p.num_res_blocks}")
+        raise UserError(f"lq_aux_rgb_head_latent_block_idx is {tap}; choose -1 (after the merge) or"
+                        f" a ResBlock from 1 to lq_num_res_blocks = {p.num_res_blocks}")
 
 
 def check_inputs(p, lq_latent, lq_image, with_rgb: bool) -> None:
@@ -70,7 +70,7 @@ def check_batches(**inputs) -> None:
     sizes = {name: value.shape[0] for name, value in inputs.items() if value is not None}
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise UserError(f"batch sizes differ: {listed}; give every input the same number of samples")
+        raise UserError(f"batch sizes differ: {listed}; give every input as many samples")
 
 
 def check_per_sample(**inputs) -> None:

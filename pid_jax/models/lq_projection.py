@@ -169,8 +169,9 @@ def align_latent(latent: jax.Array, grid: tuple[int, int], unpatchify: int,
       latent: `[B, h, w, C]`.
       grid: (rows, columns) of tokens.
       unpatchify: side of the cells unfolded from the channels first, 1 for none.
-      ratio: tokens per latent cell. Above 1: nearest; 1: bilinear if sizes differ; below 1: bilinear
-        to whole cells if sizes differ, then cells folded into channels (channel, row, column).
+      ratio: tokens per latent cell. Above 1: nearest; 1: bilinear if sizes differ; below 1:
+        bilinear to whole cells if sizes differ, then cells folded into channels (channel, row,
+        column).
     Returns: `[B, rows, columns, C / unpatchify**2 / min(ratio, 1)**2]`.
     """
     latent = channels_to_space(latent, unpatchify)
@@ -257,7 +258,7 @@ def head_init(key: jax.Array, n_in: int, n_out: int, zero: bool) -> dict:
 
 
 def read_head(head: Params, shared: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """One injection's feature `[B, L, D]` from `[B, L, hidden_dim]`, times `mask` `[B]` if given."""
+    """One injection's feature `[B, L, D]` from `[B, L, hidden_dim]`, times `mask` `[B]`."""
     feature = linear(head, shared)
     return feature if mask is None else feature * mask.astype(feature.dtype)[:, None, None]
 

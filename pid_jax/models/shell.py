@@ -24,7 +24,7 @@ class Shell(nn.Module):
         raise NotImplementedError
 
     def all_parameters(self) -> Mapping[str, Any]:
-        """The parameters; `init(key, method="all_parameters")` makes them without a forward pass."""
+        """The parameters; `init(key, method="all_parameters")` makes them and runs no forward."""
         return self.variables["params"]
 
 

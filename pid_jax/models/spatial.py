@@ -20,8 +20,8 @@ def space_to_channels(x: jax.Array, factor: int) -> jax.Array:
     """
     batch, height, width, channels = x.shape
     if height % factor or width % factor:
-        raise UserError(f"a grid of {height}x{width} cannot be folded in cells of {factor}x{factor}:"
-                        f" make both sides multiples of {factor}")
+        raise UserError(f"a grid of {height}x{width} cannot be folded in cells of"
+                        f" {factor}x{factor}: make both sides multiples of {factor}")
     x = x.reshape(batch, height // factor, factor, width // factor, factor, channels)
     x = x.transpose(0, 1, 3, 5, 2, 4)
     return x.reshape(batch, height // factor, width // factor, channels * factor**2)
@@ -55,7 +55,7 @@ def nearest_index(size_in: int, size_out: int) -> np.ndarray:
 
 
 def resize_nearest(x: jax.Array, size: tuple[int, int]) -> jax.Array:
-    """Nearest-neighbour resize of `[B, H, W, C]` to `size` = (height, width), each axis by itself."""
+    """Nearest-neighbour resize of `[B, H, W, C]` to `size` = (height, width), axis by axis."""
     for axis, length in zip((1, 2), size):
         if x.shape[axis] != length:
             x = jnp.take(x, nearest_index(x.shape[axis], length), axis=axis)
@@ -95,7 +95,8 @@ def _interpolate(x: jax.Array, axis: int, length: int) -> jax.Array:
 def check_padding_mode(mode: str) -> None:
     """Raises UserError unless `mode` is one of PADDING_MODES."""
     if mode not in PADDING_MODES:
-        raise UserError(f"lq_conv_padding_mode is {mode!r}; choose one of {', '.join(PADDING_MODES)}")
+        raise UserError(f"lq_conv_padding_mode is {mode!r}; choose one of"
+                        f" {', '.join(PADDING_MODES)}")
 
 
 def pad_border(x: jax.Array, amount: int, mode: str) -> jax.Array:
@@ -110,7 +111,8 @@ def pad_border(x: jax.Array, amount: int, mode: str) -> jax.Array:
     height, width = x.shape[1:3]
     if min(height, width) < smallest:
         raise UserError(
-            f"{mode} padding by {amount} needs a grid of at least {smallest}x{smallest} patches, this"
-            f" one is {height}x{width}: use a larger image or lq_conv_padding_mode 'replicate'")
+            f"{mode} padding by {amount} needs a grid of at least {smallest}x{smallest} patches,"
+            f" this one is {height}x{width}: use a larger image or lq_conv_padding_mode"
+            " 'replicate'")
     border = ((0, 0), (amount, amount), (amount, amount), (0, 0))
     return jnp.pad(x, border, mode=PADDING_MODES[mode])

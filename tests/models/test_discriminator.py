@@ -87,7 +87,7 @@ def test_options_that_do_not_fit(options, message):
 @pytest.mark.parametrize("features, message", [
     ([], "got 0 feature maps, but judges blocks"),
     ([normal(1, 4, 4, 8)], "expected .batch, height, width, 16. .inner_dim."),
-    ([normal(1, 1, 4, 16)], "has a grid of 1x4, 2 convolutions need at least 2x2"),
+    ([normal(1, 1, 4, 16)], "has a grid of 1x4, 2 convolutions need 2x2 or more"),
 ])
 def test_features_that_do_not_fit(features, message):
     with pytest.raises(UserError, match=message):

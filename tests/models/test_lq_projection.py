@@ -1,5 +1,7 @@
 """The LQ branch: alignment, initial values, masks and refusals."""
 
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,7 +54,7 @@ def test_every_alignment_gives_one_feature_per_token(options, size):
 
 def test_fold_puts_cells_into_channels():
     latent = normal(1, 4, 6, 2)
-    aligned = np.asarray(lq_projection.align_latent(latent, (2, 3), 1, lq_projection.Fraction(1, 2)))
+    aligned = np.asarray(lq_projection.align_latent(latent, (2, 3), 1, Fraction(1, 2)))
     np.testing.assert_array_equal(aligned[0, 1, 2], latent[0, 2:4, 4:6].transpose(2, 0, 1).ravel())
 
 

@@ -65,9 +65,11 @@ def params():
     return random_params(pidnet())
 
 
-def test_fresh_network_draws_what_its_backbone_draws(params):
-    fresh = jax.jit(pidnet().lq_projection.init)(jax.random.key(0))
-    with_lq = predict({**params, "lq_proj": fresh}, **WITH_LQ)
+def test_with_zero_heads_the_network_draws_what_its_backbone_draws(params):
+    """Zero heads are what `LqProjection` starts with (see test_lq_projection)."""
+    heads = {name: jax.tree.map(jnp.zeros_like, params["lq_proj"][name])
+             for name in ("output_heads", "pit_head")}
+    with_lq = predict({**params, "lq_proj": params["lq_proj"] | heads}, **WITH_LQ)
     np.testing.assert_allclose(with_lq.x, predict_backbone(params).x, atol=1e-5)
     assert jnp.abs(predict(params, **WITH_LQ).x - with_lq.x).max() > 1e-3
 

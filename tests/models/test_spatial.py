@@ -71,9 +71,9 @@ def test_resize_to_the_same_size_changes_nothing():
     np.testing.assert_array_equal(spatial.resize_nearest(x, (3, 4)), x)
 
 
-@pytest.mark.parametrize("mode, border", [("zeros", [0, 1, 2, 3, 0]), ("replicate", [1, 1, 2, 3, 3]),
-                                          ("reflect", [2, 1, 2, 3, 2]),
-                                          ("circular", [3, 1, 2, 3, 1])])
+@pytest.mark.parametrize("mode, border", [
+    ("zeros", [0, 1, 2, 3, 0]), ("replicate", [1, 1, 2, 3, 3]), ("reflect", [2, 1, 2, 3, 2]),
+    ("circular", [3, 1, 2, 3, 1])])
 def test_pad_border_modes(mode, border):
     line = np.array([1.0, 2.0, 3.0], np.float32)
     row = spatial.pad_border(np.tile(line, (1, 3, 1))[..., None], 1, mode)[0, 1, :, 0]

@@ -38,6 +38,8 @@ def _res_blocks(key: str, path: str, blocks: int, first: int) -> list[Rule]:
     found = []
     for i in range(blocks):
         block, name = f"{path}/res_block_{i}", f"{key}.{first + i}.block"
-        found += [*affine(f"{name}.0", f"{block}/norm1"), *convolution(f"{name}.2", f"{block}/conv1"),
-                  *affine(f"{name}.3", f"{block}/norm2"), *convolution(f"{name}.5", f"{block}/conv2")]
+        found += [*affine(f"{name}.0", f"{block}/norm1"),
+                  *convolution(f"{name}.2", f"{block}/conv1"),
+                  *affine(f"{name}.3", f"{block}/norm2"),
+                  *convolution(f"{name}.5", f"{block}/conv2")]
     return found
