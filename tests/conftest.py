@@ -5,5 +5,34 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+import pytest
 
 jax.config.update("jax_default_matmul_precision", "highest")
+
+
+@pytest.fixture(scope="session")
+def pid_checkpoint(tmp_path_factory):
+    """Workdir of a tiny PiD checkpoint with random weights."""
+    from tests import drawing
+    return drawing.write_checkpoint(tmp_path_factory.mktemp("pid"), "pid_teacher")
+
+
+@pytest.fixture(scope="session")
+def t2i_checkpoint(tmp_path_factory):
+    """Workdir of a tiny text-to-image checkpoint with random weights."""
+    from tests import drawing
+    return drawing.write_checkpoint(tmp_path_factory.mktemp("t2i"), "pixeldit_t2i")
+
+
+@pytest.fixture(scope="session")
+def decoder(pid_checkpoint):
+    """A decoder that keeps its compiled functions over all tests."""
+    from pid_jax.inference import PixelDecoder
+    return PixelDecoder.from_checkpoint(pid_checkpoint)
+
+
+@pytest.fixture(scope="session")
+def generator(t2i_checkpoint):
+    """A generator that keeps its compiled functions over all tests."""
+    from pid_jax.inference import PixelGenerator
+    return PixelGenerator.from_checkpoint(t2i_checkpoint)

@@ -1,11 +1,11 @@
-"""How the data commands start and end: errors as one sentence, exit status 2."""
+"""How the argparse commands start and end: errors as one sentence, exit status 2."""
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from pid_jax.errors import UserError
+from pid_jax.errors import RunFailed, UserError
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,11 +20,17 @@ class Parser(argparse.ArgumentParser):
 
 
 def run(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
-    """Calls `main(arguments)` and returns the exit status: 0, or 2 after `error: ...` on stderr."""
+    """Calls `main(arguments)` and returns the exit status.
+
+    0: done; 2 after `error: ...` on stderr for bad input; what a `RunFailed` carries.
+    """
     try:
         main(arguments)
     except UserError as error:
         return _fail(str(error))
+    except RunFailed as error:
+        _fail(str(error))
+        return error.exit_code
     except OSError as error:
         return _fail(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
     except KeyboardInterrupt:

@@ -1,0 +1,97 @@
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from pid_jax import inference
+from pid_jax.errors import RunFailed, UserError
+from pid_jax.inference import PixelDecoder, PixelGenerator
+
+
+def latents(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, 2, 3, 16)).astype(np.float32)
+
+
+def test_an_item_does_not_depend_on_its_batch(decoder):
+    batch = latents(2)
+    together = decoder.decode(batch, ["a", "b"], [0.0, 0.3], seed=[5, 6])
+    alone = decoder.decode(batch[1:], "b", 0.3, seed=6)
+    assert together.shape == (2, 32, 48, 3) and np.abs(together).max() <= 1
+    np.testing.assert_allclose(together[1:], alone, atol=1e-5)
+
+
+def test_every_option_reaches_the_picture(decoder):
+    plain = {"prompts": "a cat", "sigma": 0.0, "seed": 0}
+    changes = [{"prompts": "a rocket"}, {"sigma": 0.5}, {"seed": 1}, {"negative_prompt": "blurry"},
+               {"guidance": 1.0}, {"guidance": 1.0, "steps": 3}]
+    drawn = [decoder.decode(latents(1), **(plain | change)) for change in [{}, *changes]]
+    for i, one in enumerate(drawn):
+        for other in drawn[:i]:
+            assert np.abs(one - other).max() > 1e-4
+
+
+def test_weights_are_chosen(decoder, pid_checkpoint):
+    average = decoder.checkpoint.params
+    net = PixelDecoder.from_checkpoint(pid_checkpoint, "net").checkpoint.params
+    assert not np.array_equal(average["final_layer"]["linear"]["kernel"],
+                              net["final_layer"]["linear"]["kernel"])
+    with pytest.raises(UserError, match="ema, net, untrained"):
+        PixelDecoder.from_checkpoint(pid_checkpoint, "best")
+
+
+def test_untrained_weights_are_those_of_a_fresh_run(decoder, monkeypatch):
+    drawn = {"drawn": "with the run's seed"}
+    monkeypatch.setattr(inference.models, "init_parameters", lambda net, key: drawn)
+    assert inference.load_weights(decoder.checkpoint.folder, "untrained", decoder.objective) == drawn
+
+
+def test_encoding_with_sigma_zero_is_the_codec(decoder):
+    small = np.random.default_rng(0).uniform(-1, 1, (2, 16, 24, 3)).astype(np.float32)
+    codec = decoder.objective.codec
+    clean = decoder.encode(small, [0.0, 0.5], seed=[1, 2])
+    np.testing.assert_array_equal(clean[0], codec.encode(small)[0])
+    assert np.abs(clean[1] - codec.encode(small)[1]).max() > 0.1
+
+
+@pytest.mark.parametrize("bad, words", [
+    (np.zeros((1, 2, 2, 4)), "'dct' latents .*16"),
+    (np.zeros((2, 2, 16)), "'dct' latents"),
+    (np.full((1, 2, 2, 16), np.nan), "64 values that are not finite"),
+])
+def test_latents_that_do_not_fit_are_refused(decoder, bad, words):
+    with pytest.raises(UserError, match=words):
+        decoder.decode(bad)
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"sigma": 1.5}, "sigma 1.5"), ({"sigma": [0.1, 0.2]}, "2 entries for 1"),
+    ({"seed": -1}, "seed -1"), ({"steps": 0}, "at least 1 step"),
+    ({"guidance": float("nan")}, "guidance is nan")])
+def test_options_out_of_range_are_refused(decoder, options, words):
+    with pytest.raises(UserError, match=words):
+        decoder.decode(latents(1), **options)
+
+
+def test_output_that_is_not_finite_is_an_error(decoder, monkeypatch):
+    broken = jax.tree.map(lambda leaf: leaf * np.nan, decoder.checkpoint.params)
+    monkeypatch.setattr(decoder, "checkpoint",
+                        dataclasses.replace(decoder.checkpoint, params=broken))
+    with pytest.raises(RunFailed, match="not finite"):
+        decoder.decode(latents(1))
+
+
+def test_a_checkpoint_of_another_objective_is_refused(decoder, t2i_checkpoint):
+    with pytest.raises(UserError, match="pid_jax.generate"):
+        PixelDecoder.from_checkpoint(t2i_checkpoint)
+    with pytest.raises(UserError, match="pid_jax.decode"):
+        PixelGenerator.from_checkpoint(decoder.checkpoint.folder)
+
+
+def test_generating_depends_on_prompt_and_seed_only(generator):
+    one, two = generator.generate(["a", "b"], size=(16, 24), seed=[3, 4])
+    again = generator.generate(["b", "a"], size=(16, 24), seed=[4, 3])
+    assert one.shape == (16, 24, 3)
+    np.testing.assert_allclose(again, [two, one], atol=1e-5)
+    with pytest.raises(UserError, match="patch size"):
+        generator.generate(["a"], size=(20, 24))
