@@ -66,7 +66,7 @@ def test_latents_that_do_not_fit_are_refused(decoder, bad, words):
 
 @pytest.mark.parametrize("options, words", [
     ({"sigma": 1.5}, "sigma 1.5"), ({"sigma": [0.1, 0.2]}, "2 entries for 1"),
-    ({"seed": -1}, "seed -1"), ({"steps": 0}, "at least 1 step"),
+    ({"seed": -1}, "seed -1"), ({"steps": 0}, "steps is 0"),
     ({"guidance": float("nan")}, "guidance is nan")])
 def test_options_out_of_range_are_refused(decoder, options, words):
     with pytest.raises(UserError, match=words):
