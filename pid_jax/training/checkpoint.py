@@ -214,8 +214,12 @@ def refuse_differences(step_folder: Path, name: str, wanted: Any) -> None:
 def describe_differences(missing: list[str], extra: list[str], changed: list[str]) -> str:
     """The first three of each kind of difference, with their counts."""
     parts = [(missing, "missing"), (extra, "not in this model"), (changed, "of another shape")]
-    return "; ".join(f"{len(paths)} {what}: {', '.join(paths[:3])}{' ...' if len(paths) > 3 else ''}"
+    return "; ".join(f"{len(paths)} {what}: {_first_three(paths)}"
                      for paths, what in parts if paths)
+
+
+def _first_three(paths: list[str]) -> str:
+    return ", ".join(paths[:3]) + (" ..." if len(paths) > 3 else "")
 
 
 def find_step_folder(path: str | Path) -> Path:

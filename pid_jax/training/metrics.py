@@ -120,7 +120,8 @@ class Progress:
         self.restart(step)
         left = _clock((self._total - step) * seconds)
         return (f"step {step}/{self._total} | loss {float(values['loss']):.4f} | "
-                f"grad {float(values['grad_norm']):.3g} | lr {float(values['learning_rate']):.3g} | "
+                f"grad {float(values['grad_norm']):.3g} | "
+                f"lr {float(values['learning_rate']):.3g} | "
                 f"{self._batch / seconds:.2f} images/s | {left} left")
 
 

@@ -218,7 +218,8 @@ def test_frozen_backbone_has_no_gradient_and_no_moments():
 @pytest.mark.parametrize("change, sentence", [
     ({"model": networks.pidnet()}, "trains the model 'pixeldit_t2i', but config.model.name is"),
     ({"text": {"name": "hashed", "width": 8, "length": 4}}, "width 8, the network reads 16"),
-    ({"text": {"name": "hashed", "width": 16, "length": 9}}, "9 tokens, the network reads at most 4"),
+    ({"text": {"name": "hashed", "width": 16, "length": 9}},
+     "9 tokens, the network reads at most 4"),
     ({"text": {"name": "gemma3"}}, "unknown text encoder"),
 ])
 def test_text_to_image_parts_must_fit(change, sentence):
