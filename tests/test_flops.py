@@ -12,7 +12,7 @@ from pid_jax import flops, models
 from pid_jax.errors import UserError
 from pid_jax.flops import Flops, count_flops
 from pid_jax.models import layers
-from pid_jax.models.attention import project_qkv, self_attention_init
+from pid_jax.models.attention import project_qkv, self_attention_spec
 from pid_jax.models.blocks import PixelContext, pixel_block, pixel_block_init
 
 
@@ -95,9 +95,9 @@ def test_class_conditional_totals(size, sizes, giga):
 
     def init(key):
         return {"embed": layers.linear_init(key, 768, width), "time": layers.time_init(key, width),
-                "attn": self_attention_init(key, width, heads),
-                "mlp": layers.swiglu_init(key, width),
-                "mods": layers.modulation_init(key, width, width),
+                "attn": layers.draw(key, self_attention_spec(width, heads)),
+                "mlp": layers.draw(key, layers.swiglu_spec(width)),
+                "mods": layers.draw(key, layers.modulation_spec(width, width)),
                 "pixel": pixel_block_init(key, width, 16, 256, width, heads)}
 
     def forward(params, x, z):

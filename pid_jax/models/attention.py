@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from pid_jax.models.layers import (Params, linear, linear_init, norm_init, rms_norm,
-                                   torch_uniform, unstack)
+from pid_jax.models.layers import (Params, linear, linear_spec, norm_init, rms_norm, torch_spec,
+                                   unstack)
 from pid_jax.models.rope import RopeTable, rotate
 
 Attention = Callable[..., tuple[jax.Array, jax.Array | None]]
@@ -51,12 +51,6 @@ def _masked_softmax(scores: jax.Array, key_mask: jax.Array | None) -> jax.Array:
     return jnp.where(allowed, jax.nn.softmax(scores, axis=-1), 0)
 
 
-def qkv_init(key: jax.Array, width: int, head_dim: int) -> dict:
-    """Bias-free q, k, v projections as one leaf [3, width, width], and the q/k norms per head."""
-    return {"qkv": {"kernel": torch_uniform(key, (3, width, width))},
-            "q_norm": norm_init(head_dim), "k_norm": norm_init(head_dim)}
-
-
 def project_qkv(params: Params, x: jax.Array, heads: int,
                 table: RopeTable | None) -> tuple[jax.Array, jax.Array, jax.Array]:
     """x [B, L, D] -> normed and turned q, k and plain v, [B, L, heads, D/heads] each."""
@@ -67,10 +61,11 @@ def project_qkv(params: Params, x: jax.Array, heads: int,
     return q, k, v
 
 
-def self_attention_init(key: jax.Array, width: int, heads: int) -> dict:
-    """Parameters of `self_attention`."""
-    keys = jax.random.split(key)
-    return qkv_init(keys[0], width, width // heads) | {"proj": linear_init(keys[1], width, width)}
+def self_attention_spec(width: int, heads: int) -> dict:
+    """Parameters of `self_attention`, for `draw`: q, k, v are one leaf [3, width, width]."""
+    return {"qkv": {"kernel": torch_spec(width, 3, width, width)},
+            "q_norm": norm_init(width // heads), "k_norm": norm_init(width // heads),
+            "proj": linear_spec(width, width)}
 
 
 def self_attention(params: Params, x: jax.Array, heads: int, table: RopeTable,

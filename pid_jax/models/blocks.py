@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from pid_jax.models.attention import (Attention, project_qkv, save_name, self_attention,
-                                      self_attention_init)
-from pid_jax.models.layers import (Params, gelu, linear, linear_init, mlp_init, modulate,
-                                   modulation_init, norm_init, rms_norm, swiglu, swiglu_init,
+                                      self_attention_spec)
+from pid_jax.models.layers import (Params, draw, gelu, linear, linear_spec, mlp_spec, modulate,
+                                   modulation_spec, norm_init, rms_norm, swiglu, swiglu_spec,
                                    unstack)
 from pid_jax.models.rope import RopeTable
 
@@ -29,22 +29,13 @@ class PatchContext(NamedTuple):
 
 def patch_block_init(key: jax.Array, hidden: int, heads: int) -> dict:
     """Parameters of one joint block; names end in x (image) or y (text) as in the reference."""
-    image, text = (_patch_half_init(k, hidden, heads) for k in jax.random.split(key))
-    attention = {f"{name}_{side}": leaf for side, half in (("x", image), ("y", text))
-                 for name, leaf in half["attn"].items()}
-    return {"norm_x1": image["norm1"], "norm_x2": image["norm2"], "mlp_x": image["mlp"],
-            "norm_y1": text["norm1"], "norm_y2": text["norm2"], "mlp_y": text["mlp"],
-            "attn": attention,
-            "adaLN_modulation_img": image["modulation"],
-            "adaLN_modulation_txt": text["modulation"]}
-
-
-def _patch_half_init(key: jax.Array, hidden: int, heads: int) -> dict:
-    keys = jax.random.split(key, 3)
-    return {"norm1": norm_init(hidden), "norm2": norm_init(hidden),
-            "attn": self_attention_init(keys[0], hidden, heads),
-            "mlp": swiglu_init(keys[1], hidden),
-            "modulation": modulation_init(keys[2], hidden, hidden)}
+    attention = {f"{name}_{side}": spec for side in "xy"
+                 for name, spec in self_attention_spec(hidden, heads).items()}
+    return draw(key, {
+        **{f"norm_{side}{n}": norm_init(hidden) for side in "xy" for n in (1, 2)},
+        **{f"mlp_{side}": swiglu_spec(hidden) for side in "xy"},
+        **{f"adaLN_modulation_{side}": modulation_spec(hidden, hidden) for side in ("img", "txt")},
+        "attn": attention})
 
 
 def patch_block(params: Params, stream: tuple[jax.Array, jax.Array],
@@ -95,14 +86,14 @@ def pixel_block_init(key: jax.Array, hidden: int, channels: int, pixels: int, at
       hidden: width of the condition; channels: width of a pixel token; pixels: pixels per patch;
       attn_width: width of the compressed token that attends; heads: its heads.
     """
-    keys = jax.random.split(key, 5)
     flat = channels * pixels
-    return {"norm1": norm_init(channels), "norm2": norm_init(channels),
-            "compress_to_attn": linear_init(keys[0], flat, attn_width),
-            "attn": self_attention_init(keys[1], attn_width, heads),
-            "expand_from_attn": linear_init(keys[2], attn_width, flat),
-            "mlp": mlp_init(keys[3], channels),
-            "adaLN_modulation": modulation_init(keys[4], hidden, flat)}
+    return draw(key, {
+        "norm1": norm_init(channels), "norm2": norm_init(channels),
+        "compress_to_attn": linear_spec(flat, attn_width),
+        "attn": self_attention_spec(attn_width, heads),
+        "expand_from_attn": linear_spec(attn_width, flat),
+        "mlp": mlp_spec(channels),
+        "adaLN_modulation": modulation_spec(hidden, flat)})
 
 
 def pixel_block(params: Params, z: jax.Array, context: PixelContext) -> jax.Array:

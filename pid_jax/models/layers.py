@@ -2,12 +2,13 @@
 
 Conventions: a linear layer is `{"kernel": [in, out], "bias": [out]}` (no bias: no such key), a
 norm is `{"scale": [features]}`. Parameters keep their own dtype; the arithmetic runs in the dtype
-of the activations, and statistics of norms in float32. `*_init` functions draw float32 parameters.
+of the activations, and statistics of norms in float32. `*_spec` functions describe parameters
+for `draw`, `*_init` functions draw them; both float32.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,18 +29,39 @@ TIME_FREQUENCIES_DOWN = (106,)
 
 # ---- initial values -----------------------------------------------------------------------------
 
-def torch_uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """U(-b, b), b = 1/sqrt(fan_in): PyTorch's default for linear and convolution kernels.
+class Uniform(NamedTuple):
+    """A parameter to be drawn from U(-bound, bound)."""
 
-    All axes but the last count as inputs, except a leading stack axis of a 3-D kernel.
+    shape: tuple[int, ...]
+    bound: float
+
+
+def draw(key: jax.Array, specs: Any) -> Any:
+    """Draws every `Uniform` in a tree; arrays in it stay as they are.
+
+    All come from one stream, cut into pieces: XLA takes 0.2 s to compile each random stream.
     """
-    bound = 1 / math.sqrt(fan_in(shape))
-    return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+    leaves, structure = jax.tree.flatten(specs, is_leaf=_is_spec)
+    sizes = [math.prod(leaf.shape) if _is_spec(leaf) else 0 for leaf in leaves]
+    stream = jax.random.uniform(key, (sum(sizes),), minval=-1, maxval=1)
+    pieces = jnp.split(stream, np.cumsum(sizes)[:-1])
+    return structure.unflatten([
+        leaf.bound * piece.reshape(leaf.shape) if _is_spec(leaf) else leaf
+        for leaf, piece in zip(leaves, pieces)])
 
 
-def fan_in(shape: tuple[int, ...]) -> int:
-    """Inputs per output of a kernel [in, out], [stack, in, out] or [kh, kw, in, out]."""
-    return shape[-2] if len(shape) <= 3 else math.prod(shape[:-1])
+def _is_spec(leaf: Any) -> bool:
+    return isinstance(leaf, Uniform)
+
+
+def torch_spec(n_in: int, *shape: int) -> Uniform:
+    """PyTorch's default for kernels and biases of a layer with `n_in` inputs per output."""
+    return Uniform(shape, 1 / math.sqrt(n_in))
+
+
+def torch_uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """PyTorch's default for a kernel [in, out] or [kh, kw, in, out]."""
+    return draw(key, torch_spec(math.prod(shape[:-1]), *shape))
 
 
 def xavier_uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -60,15 +82,18 @@ def zeros(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 # ---- linear, norms, feed-forward ----------------------------------------------------------------
 
-def linear_init(key: jax.Array, n_in: int, n_out: int, bias: bool = True,
-                kernel: KernelInit = torch_uniform, zero_bias: bool = False) -> dict:
-    """Parameters of a linear layer; the bias is PyTorch's U(-1/sqrt(n_in), 1/sqrt(n_in)) or 0."""
+def linear_spec(n_in: int, n_out: int, bias: bool = True) -> dict:
+    """Parameters of a linear layer with PyTorch's default values, for `draw`."""
+    spec = {"kernel": torch_spec(n_in, n_in, n_out)}
+    return spec | {"bias": torch_spec(n_in, n_out)} if bias else spec
+
+
+def linear_init(key: jax.Array, n_in: int, n_out: int, kernel: KernelInit = torch_uniform,
+                zero_bias: bool = False) -> dict:
+    """Parameters of a linear layer with another kernel, and PyTorch's bias or zeros."""
     kernel_key, bias_key = jax.random.split(key)
-    params = {"kernel": kernel(kernel_key, (n_in, n_out))}
-    if bias:
-        bound = 0.0 if zero_bias else 1 / math.sqrt(n_in)
-        params["bias"] = jax.random.uniform(bias_key, (n_out,), minval=-bound, maxval=bound)
-    return params
+    bias = jnp.zeros((n_out,)) if zero_bias else draw(bias_key, torch_spec(n_in, n_out))
+    return {"kernel": kernel(kernel_key, (n_in, n_out)), "bias": bias}
 
 
 def linear(params: Params, x: jax.Array) -> jax.Array:
@@ -96,13 +121,12 @@ def swiglu_width(hidden: int) -> int:
     return int(2 * (4 * hidden) / 3)
 
 
-def swiglu_init(key: jax.Array, hidden: int) -> dict:
-    """Parameters of a bias-free SwiGLU."""
-    keys = jax.random.split(key, 3)
+def swiglu_spec(hidden: int) -> dict:
+    """Parameters of a bias-free SwiGLU, for `draw`."""
     inner = swiglu_width(hidden)
-    return {"w1": linear_init(keys[0], hidden, inner, bias=False),
-            "w3": linear_init(keys[1], hidden, inner, bias=False),
-            "w2": linear_init(keys[2], inner, hidden, bias=False)}
+    return {"w1": linear_spec(hidden, inner, bias=False),
+            "w3": linear_spec(hidden, inner, bias=False),
+            "w2": linear_spec(inner, hidden, bias=False)}
 
 
 def swiglu(params: Params, x: jax.Array) -> jax.Array:
@@ -110,11 +134,9 @@ def swiglu(params: Params, x: jax.Array) -> jax.Array:
     return linear(params["w2"], jax.nn.silu(linear(params["w1"], x)) * linear(params["w3"], x))
 
 
-def mlp_init(key: jax.Array, hidden: int, ratio: int = 4) -> dict:
-    """Parameters of a two-layer feed-forward with biases."""
-    keys = jax.random.split(key)
-    return {"fc1": linear_init(keys[0], hidden, ratio * hidden),
-            "fc2": linear_init(keys[1], ratio * hidden, hidden)}
+def mlp_spec(hidden: int, ratio: int = 4) -> dict:
+    """Parameters of a two-layer feed-forward with biases, for `draw`."""
+    return {"fc1": linear_spec(hidden, ratio * hidden), "fc2": linear_spec(ratio * hidden, hidden)}
 
 
 def gelu(x: jax.Array) -> jax.Array:
@@ -129,12 +151,9 @@ def mlp(params: Params, x: jax.Array) -> jax.Array:
 
 # ---- modulation (adaLN) -------------------------------------------------------------------------
 
-def modulation_init(key: jax.Array, n_in: int, n_out: int, count: int = 6) -> dict:
-    """One leaf for `count` modulations: kernel [count, n_in, n_out], bias [count, n_out]."""
-    kernel_key, bias_key = jax.random.split(key)
-    bound = 1 / math.sqrt(n_in)
-    bias = jax.random.uniform(bias_key, (count, n_out), minval=-bound, maxval=bound)
-    return {"kernel": torch_uniform(kernel_key, (count, n_in, n_out)), "bias": bias}
+def modulation_spec(n_in: int, n_out: int, count: int = 6) -> dict:
+    """One leaf for `count` modulations, for `draw`: kernel [count, n_in, n_out], bias."""
+    return {"kernel": torch_spec(n_in, count, n_in, n_out), "bias": torch_spec(n_in, count, n_out)}
 
 
 def unstack(params: Params) -> list[dict]:

@@ -100,7 +100,7 @@ class PidNet(PixelDiT):
         """
         if not has_lq_input(self, x, lq_latent, lq_image, degrade_sigma, lq_mask, return_lq_aux):
             return self.run(x, t, y, mask, feature_indices, return_features_early)
-        check_inputs(self, x, y, mask, feature_indices, return_features_early)
+        check_inputs(self, x, t, y, mask, feature_indices, return_features_early)
         grid = (x.shape[1] // self.patch_size, x.shape[2] // self.patch_size)
         lq = self.lq_projection(self.weights["lq_proj"], grid, lq_latent, lq_image, return_lq_aux)
         read = functools.partial(read_head, shared=lq.shared, mask=lq_mask)

@@ -16,9 +16,9 @@ from pid_jax.models import token_compression as compression
 from pid_jax.models.attention import Attention, dense_attention
 from pid_jax.models.blocks import (PatchContext, PixelContext, channel_linear, patch_block,
                                    patch_block_init, pixel_block, pixel_block_init)
-from pid_jax.models.layers import (linear, linear_init, norm_init, normal, patchify,
-                                   pixel_positions, rms_norm, time_embedding, time_init, to_grid,
-                                   unpatchify, xavier_uniform, zeros)
+from pid_jax.models.layers import (draw, linear, linear_init, linear_spec, norm_init, normal,
+                                   patchify, pixel_positions, rms_norm, time_embedding, time_init,
+                                   to_grid, unpatchify, xavier_uniform, zeros)
 from pid_jax.models.outputs import NetOutput
 from pid_jax.models.rope import ROPE_MODES, RopeTable, image_rope, text_rope
 from pid_jax.models.shell import Init, Shell
@@ -74,12 +74,12 @@ class PixelDiT(Shell):
             "t_embedder": functools.partial(time_init, hidden=hidden),
             "s_embedder": lambda key: {"proj": linear_init(
                 key, colours * patch**2, hidden, kernel=xavier_uniform, zero_bias=True)},
-            "y_embedder": lambda key: {"proj": linear_init(key, self.txt_embed_dim, hidden),
-                                       "norm": norm_init(hidden)},
+            "y_embedder": functools.partial(draw, specs={
+                "proj": linear_spec(self.txt_embed_dim, hidden), "norm": norm_init(hidden)}),
             "y_pos_embedding": lambda key: normal(1.0)(key, (1, self.txt_max_length, hidden)),
             "patch_blocks": stacked_init(functools.partial(
                 patch_block_init, hidden=hidden, heads=self.num_groups), self.patch_depth),
-            "pixel_embedder": lambda key: {"proj": linear_init(key, colours, pixel)},
+            "pixel_embedder": functools.partial(draw, specs={"proj": linear_spec(colours, pixel)}),
             "pixel_blocks": stacked_init(functools.partial(
                 pixel_block_init, hidden=hidden, channels=pixel, pixels=patch**2,
                 attn_width=self.pixel_attn_hidden_size, heads=self.pixel_num_groups),
@@ -116,7 +116,7 @@ class PixelDiT(Shell):
           injection: applied to the image stream [B, L, D] before every interval-th patch block.
           pixel_gate: applied to silu(t_emb + s) [B, L, D], the condition of the pixel blocks.
         """
-        check_inputs(self, x, y, mask, feature_indices, return_features_early)
+        check_inputs(self, x, t, y, mask, feature_indices, return_features_early)
         grid = (x.shape[1] // self.patch_size, x.shape[2] // self.patch_size)
         patches = patchify(x.astype(self.dtype), self.patch_size)
         t_emb = time_embedding(self.weights["t_embedder"], t, self.dtype)[:, None]
@@ -234,6 +234,10 @@ def check_options(net: PixelDiT) -> None:
         value = getattr(net, name)
         _check(value in choices, f"{name} is {value!r}; choose one of {', '.join(choices)}")
     if net.rope_mode == "ntk_aware":
+        heads = (net.hidden_size // net.num_groups,
+                 net.pixel_attn_hidden_size // net.pixel_num_groups)
+        _check(min(heads) > 4, f"rope_mode ntk_aware needs heads of at least 8 channels; they have "
+                               f"{heads[0]} (patch blocks) and {heads[1]} (pixel blocks)")
         _check(min(net.rope_ref_h, net.rope_ref_w) >= net.patch_size,
                f"rope_ref_h x rope_ref_w is {net.rope_ref_h} x {net.rope_ref_w} pixels; each must "
                f"be at least patch_size ({net.patch_size})")
@@ -251,8 +255,8 @@ def check_heads(width_name: str, width: int, heads_name: str, heads: int) -> Non
            f"the rotary embedding needs a multiple of 4")
 
 
-def check_inputs(net: PixelDiT, x: jax.Array, y: jax.Array, mask: jax.Array | None,
-                 feature_indices: tuple[int, ...], early: bool) -> None:
+def check_inputs(net: PixelDiT, x: jax.Array, t: jax.Array, y: jax.Array,
+                 mask: jax.Array | None, feature_indices: tuple[int, ...], early: bool) -> None:
     """Raises UserError for inputs that do not fit the network."""
     _check(x.ndim == 4 and x.shape[-1] == 3,
            f"images have shape {x.shape}; expected [batch, height, width, 3]")
@@ -263,6 +267,9 @@ def check_inputs(net: PixelDiT, x: jax.Array, y: jax.Array, mask: jax.Array | No
     _check(y.ndim == 3 and y.shape[-1] == net.txt_embed_dim,
            f"caption embeddings have shape {y.shape}; expected [batch, tokens, "
            f"{net.txt_embed_dim}] (txt_embed_dim): use the text encoder the network was made for")
+    _check(t.shape == y.shape[:1] == x.shape[:1],
+           f"t has shape {t.shape} for {x.shape[0]} images and {y.shape[0]} captions; expected one "
+           f"time and one caption per image")
     _check(all(0 <= k < net.patch_depth for k in feature_indices),
            f"feature_indices are {tuple(feature_indices)}; the patch blocks are 0 to "
            f"{net.patch_depth - 1}")

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 
 from pid_jax.errors import UserError
-from pid_jax.models.attention import self_attention, self_attention_init
-from pid_jax.models.layers import (Params, gelu, linear, linear_init, mlp, mlp_init, modulate,
-                                   modulation_init, norm_init, rms_norm, unstack)
+from pid_jax.models.attention import self_attention, self_attention_spec
+from pid_jax.models.layers import (Params, draw, gelu, linear, linear_spec, mlp, mlp_spec, modulate,
+                                   modulation_spec, norm_init, rms_norm, unstack)
 from pid_jax.models.stacking import rematerialised
 
 Grid = tuple[int, int]
@@ -88,15 +88,14 @@ def scatter_windows(x: jax.Array, grid: Grid, window: int) -> jax.Array:
     return x.transpose(0, 1, 3, 2, 4, 5).reshape(b, rows * columns * window**2, -1)
 
 
-def merge_init(key: jax.Array, channels: int, window: int) -> dict:
+def merge_spec(channels: int, window: int) -> dict:
     """Parameters of `merge`; adapters exist only when window^2 does not divide the channels."""
-    keys = jax.random.split(key, 3)
     aligned = aligned_width(channels, window)
-    params = {"proj_down": linear_init(keys[0], aligned, aligned // window**2)}
-    if aligned != channels:
-        params["adapter_in"] = linear_init(keys[1], channels, aligned)
-        params["proj_out"] = linear_init(keys[2], aligned, channels)
-    return params
+    spec = {"proj_down": linear_spec(aligned, aligned // window**2)}
+    if aligned == channels:
+        return spec
+    return spec | {"adapter_in": linear_spec(channels, aligned),
+                   "proj_out": linear_spec(aligned, channels)}
 
 
 def merge(params: Params, x: jax.Array, grid: Grid, window: int, last_gelu: bool) -> jax.Array:
@@ -114,15 +113,14 @@ def merge(params: Params, x: jax.Array, grid: Grid, window: int, last_gelu: bool
     return x
 
 
-def expand_init(key: jax.Array, channels: int, window: int) -> dict:
-    """Parameters of `expand`, the mirror of `merge_init`."""
-    keys = jax.random.split(key, 3)
+def expand_spec(channels: int, window: int) -> dict:
+    """Parameters of `expand`, the mirror of `merge_spec`."""
     aligned = aligned_width(channels, window)
-    params = {"proj_up": linear_init(keys[0], aligned // window**2, aligned)}
-    if aligned != channels:
-        params["proj_in"] = linear_init(keys[1], channels, aligned)
-        params["adapter_out"] = linear_init(keys[2], aligned, channels)
-    return params
+    spec = {"proj_up": linear_spec(aligned // window**2, aligned)}
+    if aligned == channels:
+        return spec
+    return spec | {"proj_in": linear_spec(channels, aligned),
+                   "adapter_out": linear_spec(aligned, channels)}
 
 
 def expand(params: Params, x: jax.Array, grid: Grid, window: int) -> jax.Array:
@@ -135,17 +133,15 @@ def expand(params: Params, x: jax.Array, grid: Grid, window: int) -> jax.Array:
 
 # ---- blocks and stages --------------------------------------------------------------------------
 
-def block_init(key: jax.Array, channels: int, n_heads: int, shuffle_window: int) -> dict:
+def block_spec(channels: int, n_heads: int, shuffle_window: int) -> dict:
     """Parameters of one stage block; windows above 1 add the token shuffle around its attention."""
-    keys = jax.random.split(key, 5)
-    params = {"norm1": norm_init(channels), "norm2": norm_init(channels),
-              "attn": self_attention_init(keys[0], channels, n_heads),
-              "mlp": mlp_init(keys[1], channels),
-              "adaLN_modulation": modulation_init(keys[2], channels, channels)}
-    if shuffle_window > 1:
-        params["shuffle_merge"] = merge_init(keys[3], channels, shuffle_window)
-        params["shuffle_expand"] = expand_init(keys[4], channels, shuffle_window)
-    return params
+    spec = {"norm1": norm_init(channels), "norm2": norm_init(channels),
+            "attn": self_attention_spec(channels, n_heads), "mlp": mlp_spec(channels),
+            "adaLN_modulation": modulation_spec(channels, channels)}
+    if shuffle_window == 1:
+        return spec
+    return spec | {"shuffle_merge": merge_spec(channels, shuffle_window),
+                   "shuffle_expand": expand_spec(channels, shuffle_window)}
 
 
 def block(params: Params, x: jax.Array, condition: jax.Array, net: Any, grid: Grid,
@@ -177,28 +173,22 @@ def shuffle_windows(net: Any, side: str) -> list[int]:
 
 def parameter_inits(net: Any) -> dict:
     """Top-level parameters that the encoder-decoder path adds to PixelDiT."""
-    hidden, channels = net.hidden_size, width(net)
-    inits = {"s_ed_in_norm": lambda key: norm_init(channels),
-             "s_ed_out_norm": lambda key: norm_init(hidden),
-             "encoder_ed": lambda key: _stages_init(key, net, "encoder_ed", "merge", merge_init),
-             "decoder_ed": lambda key: _stages_init(key, net, "decoder_ed", "expand", expand_init)}
+    hidden, channels, window = net.hidden_size, width(net), net.ed_window_size
+    specs = {"s_ed_in_norm": norm_init(channels), "s_ed_out_norm": norm_init(hidden),
+             "encoder_ed": _stages_spec(net, "encoder_ed", merge=merge_spec(channels, window)),
+             "decoder_ed": _stages_spec(net, "decoder_ed", expand=expand_spec(channels, window))}
     if channels != hidden:
-        inits["s_ed_proj_in"] = functools.partial(linear_init, n_in=hidden, n_out=channels)
-        inits["s_ed_proj_out"] = functools.partial(linear_init, n_in=channels, n_out=hidden)
-        inits["s_ed_cond_proj"] = functools.partial(linear_init, n_in=hidden, n_out=channels)
-    return inits
+        specs["s_ed_proj_in"] = linear_spec(hidden, channels)
+        specs["s_ed_proj_out"] = linear_spec(channels, hidden)
+        specs["s_ed_cond_proj"] = linear_spec(hidden, channels)
+    return {name: functools.partial(draw, specs=spec) for name, spec in specs.items()}
 
 
-def _stages_init(key, net, side, resize_name, resize_init) -> dict:
-    params = {}
-    for i, window in enumerate(shuffle_windows(net, side)):
-        *block_keys, resize_key = jax.random.split(jax.random.fold_in(key, i),
-                                                   net.ed_depth_per_stage + 1)
-        stage = {f"blocks_{j}": block_init(k, width(net), heads(net), window)
-                 for j, k in enumerate(block_keys)}
-        params[f"stages_{i}"] = stage | {
-            resize_name: resize_init(resize_key, width(net), net.ed_window_size)}
-    return params
+def _stages_spec(net: Any, side: str, **resize: dict) -> dict:
+    stage = lambda window: resize | {
+        f"blocks_{j}": block_spec(width(net), heads(net), window)
+        for j in range(net.ed_depth_per_stage)}
+    return {f"stages_{i}": stage(window) for i, window in enumerate(shuffle_windows(net, side))}
 
 
 def _run_stage(params, x, condition, net, grid, window):

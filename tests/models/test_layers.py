@@ -1,0 +1,90 @@
+"""Norms, patches, positions, time and initial values against plain numpy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pid_jax.models import layers
+
+
+def normal(*shape, seed=0, std=1.0):
+    return np.random.default_rng(seed).normal(size=shape, scale=std).astype(np.float32)
+
+
+def test_rms_norm_of_small_inputs_shows_its_epsilon():
+    x, scale = normal(2, 5, 16, std=1e-3), 1 + normal(16, seed=1)
+    wide = x.astype(np.float64)
+    expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-6) * scale
+    np.testing.assert_allclose(layers.rms_norm({"scale": scale}, x), expected, rtol=1e-5)
+
+
+def test_rms_norm_on_another_axis():
+    x, params = normal(2, 3, 8, 5), {"scale": normal(8)}
+    moved = layers.rms_norm(params, x.swapaxes(-1, -2)).swapaxes(-1, -2)
+    np.testing.assert_allclose(layers.rms_norm(params, x, axis=-2), moved, atol=1e-6)
+
+
+def test_rms_norm_of_bfloat16_keeps_statistics_in_float32():
+    x = jnp.full((1, 4096), 1.0, jnp.bfloat16)  # a bfloat16 sum of squares would stop at 256
+    out = layers.rms_norm(layers.norm_init(4096), x)
+    assert out.dtype == jnp.bfloat16
+    np.testing.assert_allclose(out.astype(np.float32), 1.0, atol=1e-2)
+
+
+def test_swiglu_width_is_rounded_down():
+    assert [layers.swiglu_width(d) for d in (40, 48, 64, 1152)] == [106, 128, 170, 3072]
+
+
+def test_patchify_order_is_channel_then_row_then_column():
+    x = np.arange(2 * 4 * 6 * 3).reshape(2, 4, 6, 3)
+    patches = layers.patchify(x, 2)
+    assert patches.shape == (2, 6, 3, 4)
+    for row in range(2):
+        for column in range(3):
+            corner = x[1, 2 * row:2 * row + 2, 2 * column:2 * column + 2]
+            np.testing.assert_array_equal(patches[1, 3 * row + column],
+                                          corner.transpose(2, 0, 1).reshape(3, 4))
+
+
+def test_unpatchify_inverts_patchify():
+    x = normal(2, 8, 12, 3)
+    np.testing.assert_array_equal(layers.unpatchify(layers.patchify(x, 4), (2, 3), 4), x)
+
+
+def test_pixel_positions_follow_the_full_image():
+    grid, patch, channels = (2, 3), 4, 8
+    omega = 10000.0 ** (-np.arange(channels // 4) / (channels / 4))
+    column, row = (np.arange(n * patch)[:, None] * omega for n in grid[::-1])
+    column, row = (np.concatenate([np.sin(a), np.cos(a)], -1) for a in (column, row))
+    image = np.concatenate([np.broadcast_to(column[None], (8, 12, 4)),
+                            np.broadcast_to(row[:, None], (8, 12, 4))], -1)
+    expected = layers.patchify(image[None].astype(np.float32), patch)[0]
+    np.testing.assert_allclose(layers.pixel_positions(grid, patch, channels), expected, atol=1e-7)
+
+
+def test_time_frequencies_are_within_an_ulp_of_the_formula():
+    exact = np.exp(-np.log(10.0) * np.arange(128) / 128)
+    np.testing.assert_allclose(layers.time_frequencies(), exact, rtol=2.5e-7)
+
+
+def test_modulation_parts_are_the_rows_of_their_leaf():
+    params = layers.draw(jax.random.key(0), layers.modulation_spec(5, 7))
+    parts = layers.unstack(params)
+    assert len(parts) == 6
+    np.testing.assert_array_equal(parts[4]["kernel"], params["kernel"][4])
+    np.testing.assert_array_equal(parts[4]["bias"], params["bias"][4])
+
+
+def test_initial_values_have_pytorchs_bounds():
+    spec = {"linear": layers.linear_spec(64, 512), "mods": layers.modulation_spec(64, 512)}
+    leaves = jax.tree.leaves(layers.draw(jax.random.key(0), spec))
+    for leaf in leaves:
+        assert 0.115 < np.abs(leaf).max() <= 1 / 8
+    assert len(np.unique(np.concatenate([leaf.ravel() for leaf in leaves]))) > 200_000
+    assert np.abs(layers.torch_uniform(jax.random.key(0), (3, 3, 16, 32))).max() <= 1 / 12
+
+
+def test_draw_leaves_arrays_alone():
+    drawn = layers.draw(jax.random.key(0), {"norm": layers.norm_init(3), "w": layers.Uniform((2,), 5)})
+    np.testing.assert_array_equal(drawn["norm"]["scale"], 1)
+    assert drawn["w"].shape == (2,)
