@@ -23,7 +23,7 @@ step "training; the log is also in $workdir/log.txt"
 
 step "decoding photographs held out of training"
 "$python" -m pid_jax.decode --checkpoint "$workdir" --out "$workdir/decoded" \
-  --input "$workdir/photos/heldout" --ground_truth --size 128x128 --untrained
+  --input "$workdir/photos/heldout" --ground_truth --size 256x256 --untrained
 
 step "done"
 echo "pictures (LQ bicubic | PiD | untrained | truth): $workdir/decoded/grid.png"

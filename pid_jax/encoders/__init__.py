@@ -12,7 +12,7 @@ TEXT_ENCODERS = {"hashed": HashedTextEncoder}
 
 
 def build_codec(name: str, **options: Any) -> LatentCodec:
-    """The latent codec `name` ("dct": block=8 or 4). Unknown names and options: UserError."""
+    """The latent codec `name` ("dct": block=8, 4 or 2). Unknown names and options: UserError."""
     return registry.build("codec", CODECS, name, options)
 
 

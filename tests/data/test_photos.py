@@ -18,22 +18,22 @@ def packed(tmp_path_factory):
 def test_no_photograph_is_in_both(packed):
     names = {split: {data.index.key[i].split("/")[0] for i in range(len(data))}
              for split, data in packed.items()}
-    assert names["heldout"] == {"chelsea", "coffee", "rocket"}
-    assert len(names["train"]) == 12 and not names["train"] & names["heldout"]
+    assert names["heldout"] == {"astronaut", "coffee", "motorcycle_left"}
+    assert len(names["train"]) == 11 and not names["train"] & names["heldout"]
 
 
 def test_tiles_are_regions_of_the_photograph(packed):
     data = packed["train"]
     keys = [data.index.key[i] for i in range(len(data))]
-    record = data[keys.index("astronaut/x0128_y0256")]
+    record = data[keys.index("ihc/x0128_y0256")]
     np.testing.assert_array_equal(images.decode(record.image),
-                                  skimage.data.astronaut()[256:512, 128:384])
-    assert record.captions["prompt_short"] == "an astronaut"
+                                  skimage.data.immunohistochemistry()[256:512, 128:384])
+    assert record.captions["prompt_short"] == "stained tissue"
 
 
 def test_heldout_photographs_are_the_files_as_shipped(packed):
     np.testing.assert_array_equal(images.decode(packed["heldout"][0].image),
-                                  skimage.data.chelsea())
+                                  skimage.data.astronaut())
 
 
 def test_every_record_has_three_captions(packed):
