@@ -85,6 +85,7 @@ def test_initial_values_have_pytorchs_bounds():
 
 
 def test_draw_leaves_arrays_alone():
-    drawn = layers.draw(jax.random.key(0), {"norm": layers.norm_init(3), "w": layers.Uniform((2,), 5)})
+    spec = {"norm": layers.norm_init(3), "w": layers.Uniform((2,), 5)}
+    drawn = layers.draw(jax.random.key(0), spec)
     np.testing.assert_array_equal(drawn["norm"]["scale"], 1)
     assert drawn["w"].shape == (2,)

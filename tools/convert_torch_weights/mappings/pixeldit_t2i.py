@@ -27,6 +27,10 @@ def _attention(key: str, path: str, width: int, heads: int, side: str = "") -> l
             *layer(f"{key}.proj{side}", f"{path}/proj{side}")]
 
 
+def _mlp(key: str, path: str) -> list[Rule]:
+    return layer(f"{key}.fc1", f"{path}/fc1") + layer(f"{key}.fc2", f"{path}/fc2")
+
+
 def _embedders() -> list[Rule]:
     return [Rule("y_pos_embedding", "y_pos_embedding"),
             *layer("pixel_embedder.proj", "pixel_embedder/proj"),
@@ -61,7 +65,7 @@ def _pixel_blocks(net: PixelDiT) -> list[Rule]:
             *_attention(f"{key}.attn", f"{path}/attn", net.pixel_attn_hidden_size,
                         net.pixel_num_groups),
             *layer(f"{key}.expand_from_attn", f"{path}/expand_from_attn", rows=order),
-            *layer(f"{key}.mlp.fc1", f"{path}/mlp/fc1"), *layer(f"{key}.mlp.fc2", f"{path}/mlp/fc2"),
+            *_mlp(f"{key}.mlp", f"{path}/mlp"),
             *layer(f"{key}.adaLN_modulation.0", f"{path}/adaLN_modulation",
                    channel_major_modulations(pixels, 6, channels), parts=6)]
 
@@ -82,7 +86,7 @@ def _stage_block(key: str, path: str, net: PixelDiT) -> list[Rule]:
     return [norm(f"{key}.norm1", f"{path}/norm1"), norm(f"{key}.norm2", f"{path}/norm2"),
             *_attention(f"{key}.attn", f"{path}/attn", compression.width(net),
                         compression.heads(net)),
-            *layer(f"{key}.mlp.fc1", f"{path}/mlp/fc1"), *layer(f"{key}.mlp.fc2", f"{path}/mlp/fc2"),
+            *_mlp(f"{key}.mlp", f"{path}/mlp"),
             *layer(f"{key}.adaLN_modulation.0", f"{path}/adaLN_modulation", parts=6),
             *_merge(f"{key}._ts_compress", f"{path}/shuffle_merge", "proj_to_attn"),
             *_expand(f"{key}._ts_expand", f"{path}/shuffle_expand", "proj_from_attn")]
