@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from configs.common import networks, quickstart
 
-STEPS = 4000
+STEPS = 6000
 
 
 def get_config(variant: str = "") -> ConfigDict:
@@ -34,6 +34,7 @@ def get_config(variant: str = "") -> ConfigDict:
         "train_lq_proj_only": False}))
     config.data.image_size = 64
     config.data.resize = "random"
+    config.data.permute_colours = True
     config.optim.lr = 4e-3
     config.optim.betas = (0.9, 0.99)
     config.optim.decay = "cosine"

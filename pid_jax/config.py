@@ -58,6 +58,7 @@ def _data() -> dict:
         "crop": "center",
         "resize": "fit",
         "flip": False,
+        "permute_colours": False,
         "caption_fields": ("prompt", "prompt_medium", "prompt_short"),
         "caption_dropout": 0.1,
         "strict": False,  # an unreadable picture ends the run instead of being replaced

@@ -5,6 +5,7 @@ cannot be read; nothing here depends on threads, workers or processes.
 """
 
 import dataclasses
+import itertools
 
 import numpy as np
 from PIL import Image
@@ -21,6 +22,7 @@ from pid_jax.errors import UserError
 CROPS = ("center", "random")
 RESIZES = ("fit", "native", "random")
 REPLACEMENTS = 16
+COLOUR_ORDERS = tuple(map(list, itertools.permutations(range(3))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Augmentation:
       resize: "fit" shrinks the picture until it just covers the bucket, "native" never shrinks,
         "random" draws a size between the two, even in log scale.
       flip: mirrors half of the samples (captions that say left or right become wrong).
+      permute_colours: puts red, green and blue in a random order (captions that name a colour
+        become wrong); makes few photographs stand for more colours.
       caption_fields: names of captions to choose among, uniformly over the non-empty ones.
       caption_dropout: chance that the caption becomes "".
       min_scale: see `geometry.cover`.
@@ -41,6 +45,7 @@ class Augmentation:
     crop: str = "center"
     resize: str = "fit"
     flip: bool = False
+    permute_colours: bool = False
     caption_fields: tuple[str, ...] = captions.PROMPT_FIELDS
     caption_dropout: float = 0.0
     min_scale: float = 1.0
@@ -104,6 +109,8 @@ class SampleLoader:
         draws = Draws(self._plan.seed, slot)
         picture = decode_record(record)
         pixels = np.asarray(place(picture, slot.bucket, self._augmentation, draws))
+        if self._augmentation.permute_colours:
+            pixels = pixels[..., COLOUR_ORDERS[int(6 * draws(Purpose.COLOURS))]]
         caption = pick_caption(record, self._augmentation, draws)
         return {"pixels": pixels, "caption": caption, "key": record.key, "source": record.source,
                 "width": record.width, "height": record.height, "record": slot.record}

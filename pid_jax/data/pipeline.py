@@ -59,6 +59,7 @@ class Options:
     crop: str = "center"
     resize: str = "fit"
     flip: bool = False
+    permute_colours: bool = False
     caption_fields: tuple[str, ...] = captions.PROMPT_FIELDS
     caption_dropout: float = 0.0
     strict: bool = False

@@ -23,6 +23,7 @@ class Purpose(enum.IntEnum):
     CROP_Y = 7
     SCALE = 8
     FLIP = 9
+    COLOURS = 10
 
 
 def hashed(*words: int | np.ndarray) -> np.ndarray:

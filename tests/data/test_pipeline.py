@@ -1,4 +1,5 @@
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -18,7 +19,8 @@ from pid_jax.errors import UserError
 from tests.data import sets
 
 SIZES = [(40, 30), (30, 40), (64, 48)] * 5
-RANDOM = dict(image_size=24, crop="random", resize="random", flip=True, caption_dropout=0.3)
+RANDOM = dict(image_size=24, crop="random", resize="random", flip=True, permute_colours=True,
+              caption_dropout=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,16 @@ def test_a_batch_is_as_documented(folder):
         assert batch["key"][row] == f"p{number:03d}"
         assert (batch["width"][row], batch["height"][row]) == SIZES[number]
         assert batch["caption"][row] in sets.record(number).captions.values()
+
+
+def test_permuted_colours_are_the_same_pictures_in_other_orders(folder):
+    with (build_pipeline(folder, 8, image_size=24) as plain,
+          build_pipeline(folder, 8, image_size=24, permute_colours=True) as permuted):
+        before, after = next(plain)["image"], next(permuted)["image"]
+    np.testing.assert_array_equal(np.sort(before, axis=-1), np.sort(after, axis=-1))
+    orders = {next(order for order in itertools.permutations(range(3))
+                   if np.array_equal(a[..., order], b)) for a, b in zip(before, after)}
+    assert len(orders) > 1
 
 
 def test_pixels_are_pillow_lanczos_normalised(folder):
