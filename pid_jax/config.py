@@ -7,7 +7,8 @@ of that thing; their builders check the options.
 
 import difflib
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ml_collections import ConfigDict, config_dict
@@ -15,9 +16,28 @@ from ml_collections import ConfigDict, config_dict
 from pid_jax.errors import UserError
 
 OPEN_SECTIONS = ("model", "codec", "text")
-OBJECTIVES = ("pixeldit_t2i", "pid_teacher")
 DTYPES = ("float32", "bfloat16")
-PREDICTIONS = ("velocity", "x0")
+
+# What a value may be, by its path; an unset leaf always may.
+CHOICES = {
+    "objective": ("pixeldit_t2i", "pid_teacher"), "dtype": DTYPES, "param_dtype": DTYPES,
+    "flow.prediction_type": ("velocity", "x0"), "sample.weights": ("ema", "params")}
+AT_LEAST = {
+    1: ("total_steps", "data.batch_size", "data.image_size", "optim.accumulate",
+        "checkpoint.every", "checkpoint.keep", "sample.every", "sample.steps", "sample.count",
+        "sample.image_size", "log.every", "flow.dynamic_image_size"),
+    0: ("seed", "data.threads", "data.workers", "data.prefetch", "optim.lr",
+        "optim.weight_decay", "flow.logit_std", "flow.loss_weight", "align.weight",
+        "align.sigma_power", "align.y_weight", "align.chroma_weight")}
+POSITIVE = ("optim.eps", "optim.clip_norm", "optim.skip_grad_norm_threshold", "flow.shift",
+            "flow.dynamic_base_shift", "align.eps")
+UNIT = ("data.caption_dropout", "noising.latent_dropout", "noising.apply_prob",
+        "noising.clean_latent_ratio", "flow.sigma_min", "sample.sigma")
+MAY_BE_INFINITE = ("optim.clip_norm", "optim.skip_grad_norm_threshold")
+LISTS = {
+    "data.sizes": str, "data.caption_fields": str, "sample.prompts": str, "optim.betas": float,
+    "optim.warm_up_steps": int, "optim.cycle_lengths": int, "optim.f_start": float,
+    "optim.f_max": float, "optim.f_min": float}
 
 
 def base_config() -> ConfigDict:
@@ -191,21 +211,56 @@ def unknown_key(path: str, section: ConfigDict) -> str:
 
 
 def _check_values(config: ConfigDict) -> None:
-    _one_of(config, "objective", OBJECTIVES)
-    _one_of(config, "dtype", DTYPES)
-    _one_of(config, "param_dtype", DTYPES)
-    _one_of(config, "flow.prediction_type", PREDICTIONS)
-    _one_of(config, "sample.weights", ("ema", "params"))
-    for path in ("total_steps", "data.batch_size", "data.image_size", "optim.accumulate",
-                 "checkpoint.every", "checkpoint.keep", "sample.every", "sample.steps",
-                 "sample.count", "log.every"):
-        _at_least(config, path, 1)
-    for path in ("seed", "optim.lr", "optim.weight_decay", "align.weight", "sample.sigma"):
-        _at_least(config, path, 0)
-    for path in ("data.caption_dropout", "noising.latent_dropout", "noising.apply_prob",
-                 "noising.clean_latent_ratio"):
-        _in_unit_interval(config, path)
+    _check_numbers(config.to_dict(), "config")
+    for path, choices in CHOICES.items():
+        _one_of(config, path, choices)
+    for path, kind in LISTS.items():
+        _check_list(config, path, kind)
+    for least, paths in AT_LEAST.items():
+        for path in paths:
+            _in_range(config, path, lambda value: value >= least, f"at least {least}")
+    for path in POSITIVE:
+        _in_range(config, path, lambda value: value > 0, "a number above 0")
+    for path in UNIT:
+        _in_range(config, path, lambda value: 0 <= value <= 1, "a number from 0 to 1")
+    _in_range(config, "seed", lambda value: value < 2**32, f"at most {2**32 - 1}")
+    _check_entries(config)
     _check_accumulation(config)
+
+
+def _check_numbers(value: Any, path: str) -> None:
+    """Refuses nan anywhere, and infinity where it does not mean "never"."""
+    if isinstance(value, dict):
+        for key in value:
+            _check_numbers(value[key], f"{path}.{key}")
+    elif isinstance(value, (tuple, list)):
+        for entry in value:
+            _check_numbers(entry, path)
+    elif isinstance(value, float) and not math.isfinite(value):
+        if math.isnan(value) or path.removeprefix("config.") not in MAY_BE_INFINITE:
+            raise UserError(f"{path} is {value}; expected a finite number")
+
+
+def _check_list(config: ConfigDict, path: str, kind: type) -> None:
+    accepted = (int, float) if kind is float else kind
+    value = lookup(config, path)
+    if not all(isinstance(entry, accepted) for entry in value):
+        raise UserError(f"config.{path} is {value!r}; expected a tuple of {kind.__name__}")
+
+
+def _check_entries(config: ConfigDict) -> None:
+    """The tuples of which not every length will do."""
+    betas, overrides = config.optim.betas, config.noising.overrides
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise UserError(f"config.optim.betas is {betas!r}; expected two numbers, each at least 0 "
+                        "and below 1")
+    if not config.sample.prompts:
+        raise UserError("config.sample.prompts is empty; give at least one, such as ('a cat',)")
+    for override in overrides:
+        if not (isinstance(override, tuple) and len(override) == 3 and isinstance(override[0], str)
+                and all(isinstance(sigma, (int, float)) for sigma in override[1:])):
+            raise UserError(f"config.noising.overrides holds {override!r}; expected (part of a "
+                            "record's source, sigma min, sigma max)")
 
 
 def _check_accumulation(config: ConfigDict) -> None:
@@ -228,16 +283,10 @@ def _one_of(config: ConfigDict, path: str, choices: tuple[str, ...]) -> None:
         raise UserError(f"config.{path} is {value!r}; expected one of {', '.join(choices)}")
 
 
-def _at_least(config: ConfigDict, path: str, least: float) -> None:
+def _in_range(config: ConfigDict, path: str, fits: Callable[[Any], bool], expected: str) -> None:
     value = lookup(config, path)
-    if not value >= least:
-        raise UserError(f"config.{path} is {value!r}; expected at least {least}")
-
-
-def _in_unit_interval(config: ConfigDict, path: str) -> None:
-    value = lookup(config, path)
-    if not 0 <= value <= 1:
-        raise UserError(f"config.{path} is {value!r}; expected a number from 0 to 1")
+    if value is not None and not fits(value):
+        raise UserError(f"config.{path} is {value!r}; expected {expected}")
 
 
 def to_json(config: ConfigDict) -> str:

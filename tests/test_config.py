@@ -44,6 +44,21 @@ def test_unknown_keys_are_named_with_the_nearest(path, key, sentence):
     ("init_from", 3, "expected str"),
     ("model", 3, "expected a section"),
     ("codec.name", 3, "expected the name of a codec"),
+    ("optim.lr", float("inf"), "config.optim.lr is inf; expected a finite number"),
+    ("sample.guidance", float("nan"), "config.sample.guidance is nan"),
+    ("optim.clip_norm", float("nan"), "config.optim.clip_norm is nan"),
+    ("flow.shift", 0.0, "config.flow.shift is 0.0; expected a number above 0"),
+    ("seed", 2**32, "config.seed is 4294967296; expected at most 4294967295"),
+    ("sample.sigma", 2.0, "expected a number from 0 to 1"),
+    ("sample.image_size", 0, "expected at least 1"),
+    ("data.threads", -1, "expected at least 0"),
+    ("data.sizes", (32,), "expected a tuple of str"),
+    ("optim.betas", (0.9,), "expected two numbers"),
+    ("optim.betas", (1.5, 2.0), "expected two numbers, each at least 0 and below 1"),
+    ("optim.warm_up_steps", ("a",), "expected a tuple of int"),
+    ("noising.overrides", (("a",),), "expected .part of a record's source, sigma min, sigma max"),
+    ("noising.overrides", (("a", "b", 0.1),), "expected .part of a record's source"),
+    ("sample.prompts", (), "give at least one"),
 ])
 def test_wrong_types_and_values(path, value, sentence):
     plain = config_lib.base_config().to_dict()
@@ -54,6 +69,13 @@ def test_wrong_types_and_values(path, value, sentence):
     section[key] = value
     with pytest.raises(UserError, match=sentence):
         config_lib.check_config(config_lib.from_dict(plain))
+
+
+def test_infinity_where_it_means_never():
+    config = config_lib.base_config()
+    config.optim.clip_norm = float("inf")
+    config.noising.overrides = (("flux", 0, 0.5),)
+    config_lib.check_config(config)
 
 
 def test_missing_key():

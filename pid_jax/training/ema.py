@@ -36,6 +36,8 @@ class EmaSpec:
             raise UserError(f"EMA {self.name!r} has kind {self.kind!r}; use 'power' or 'constant'")
         if not 0.0 <= self.decay <= 1.0:
             raise UserError(f"EMA {self.name!r} has decay {self.decay}; use a number in 0..1")
+        if self.kind == "power":
+            schedules.ema_exponent(self.rate)  # refuses a rate that no average has
 
     def new_weight(self, iteration):
         """Weight 1 - beta of the newest parameters after update `iteration` (0-based)."""

@@ -43,3 +43,8 @@ def test_bad_specs_are_refused():
         ema.EmaSpec(decay=2)
     with pytest.raises(UserError, match="differ"):
         ema.init_ema({}, (ema.EmaSpec("a"), ema.EmaSpec("a")))
+
+
+def test_a_rate_that_no_average_has_is_refused_early():
+    with pytest.raises(UserError, match="the EMA rate is 5"):
+        ema.EmaSpec(rate=5)
