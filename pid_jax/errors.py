@@ -21,3 +21,12 @@ class RunInterrupted(RunFailed):
     """SIGTERM or SIGINT: the state was saved first. Exit status 143, as a shell reports SIGTERM."""
 
     exit_code = 143
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """The sentence for an exception that says that memory, of host or device, ran out."""
+    if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+        return None
+    reason = " ".join(str(error).split())[:200] or "the host has none left"
+    return (f"there is not enough memory ({reason}); use a smaller picture, a smaller batch, or "
+            "for training config.optim.accumulate and config.model.remat=full")

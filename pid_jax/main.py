@@ -2,7 +2,8 @@
 
 Any key of the config can be set on the command line: `--config.optim.lr=1e-4`. Running the same
 command again goes on from the newest checkpoint. Exit status: 0 done, 1 the run failed (loss not
-finite, checkpoint not written), 2 bad input, 143 stopped by SIGTERM or SIGINT after saving.
+finite, a file not written, memory exhausted), 2 bad input, 143 stopped by SIGTERM or SIGINT after
+saving.
 
 Kept short, so that everything else can be imported and tested.
 """

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from pid_jax.errors import RunFailed, UserError
+from pid_jax.errors import RunFailed, UserError, out_of_memory
 
 
 class Parser(argparse.ArgumentParser):
@@ -22,7 +22,8 @@ class Parser(argparse.ArgumentParser):
 def run(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
     """Calls `main(arguments)` and returns the exit status.
 
-    0: done; 2 after `error: ...` on stderr for bad input; what a `RunFailed` carries.
+    0: done; 2 after `error: ...` on stderr for bad input; what a `RunFailed` carries;
+    1: memory ran out.
     """
     try:
         main(arguments)
@@ -36,6 +37,11 @@ def run(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         _fail("interrupted")
         return 130
+    except (MemoryError, RuntimeError) as error:
+        if not (sentence := out_of_memory(error)):
+            raise
+        _fail(sentence)
+        return 1
     return 0
 
 
@@ -45,6 +51,13 @@ def positive(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return value
+
+
+def count(text: str) -> int:
+    """An argparse type: a whole number of at least 1."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def show(line: str) -> None:
