@@ -226,7 +226,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         shards = [(shard["file"], shard["records"]) for shard in manifest["shards"]]
-    except (ValueError, KeyError, TypeError) as error:
+        _check_kinds(manifest)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error!r}); pack the data set again") from error
     if (manifest.get("format"), manifest.get("schema")) != (FORMAT, records.SCHEMA_VERSION):
         raise UserError(f"{path} has format {manifest.get('format')!r} schema "
@@ -239,6 +240,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not shards:
         raise UserError(f"{folder} holds no pictures; pack it again")
     return manifest
+
+
+def _check_kinds(manifest: dict[str, Any]) -> None:
+    """Raises KeyError or TypeError for what `DatasetWriter` cannot have written."""
+    for name, kind in (("complete", bool), ("bytes", int), ("sources", dict), ("captions", dict),
+                       ("fingerprint", str)):
+        if not isinstance(manifest[name], kind):
+            raise TypeError(f"{name} is a {type(manifest[name]).__name__}")
 
 
 @contextlib.contextmanager

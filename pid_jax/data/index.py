@@ -37,6 +37,20 @@ class Texts:
     def __len__(self) -> int:
         return len(self.ends)
 
+    def is_whole(self) -> bool:
+        """Whether the ends cut the blob into strings of UTF-8."""
+        if self.ends.ndim != 1 or self.blob.ndim != 1 or self.blob.dtype != np.uint8:
+            return False
+        cuts = np.concatenate([[0], self.ends])
+        if np.any(np.diff(cuts) < 0) or cuts[-1] != len(self.blob):
+            return False
+        try:
+            self.blob.tobytes().decode()
+        except UnicodeDecodeError:
+            return False
+        inside = self.blob[cuts[cuts < len(self.blob)].astype(np.int64)] & 0xC0 == 0x80
+        return not np.any(inside)  # no cut in the middle of a character
+
     def __getitem__(self, i: int) -> str:
         start = self.ends[i - 1] if i else 0
         return self.blob[start:self.ends[i]].tobytes().decode()
@@ -114,10 +128,24 @@ def load_index(path: Path) -> Index:
         raise UserError(f"the index {path} is missing; pack the data set again") from error
     except Exception as error:  # zipfile and numpy raise whatever a damaged file provokes.
         raise UserError(f"the index {path} is damaged: {error}; pack the data set again") from error
-    lengths = {len(getattr(index, name)) for name in (*_TEXTS, *_NUMBERS)}
-    if len(lengths) > 1:
-        raise UserError(f"the index {path} has columns of different lengths; pack it again")
+    if fault := _fault(index):
+        raise UserError(f"the index {path} is damaged: {fault}; pack the data set again")
     return index
+
+
+def _fault(index: Index) -> str | None:
+    """What no index can have; a damaged one would fail later, where nobody looks for it."""
+    numbers = {name: getattr(index, name) for name in _NUMBERS}
+    if any(column.ndim != 1 or column.dtype.kind not in "iu" for column in numbers.values()):
+        return "its numbers are no columns of whole numbers"
+    for name in _TEXTS:
+        if not getattr(index, name).is_whole():
+            return f"its column {name} is no text"
+    if len({*map(len, numbers.values()), len(index.key), len(index.source)}) > 1:
+        return "its columns have different lengths"
+    if np.any((index.width < 1) | (index.height < 1)):
+        return "it lists pictures without pixels"
+    return None
 
 
 def concatenate(parts: Sequence[Index]) -> Index:

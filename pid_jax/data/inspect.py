@@ -57,7 +57,7 @@ def damaged_records(dataset: Dataset) -> Iterator[str]:
     """The reason for every record that cannot be read or decoded, and every altered shard."""
     for shard in dataset.manifest["shards"]:
         with open(dataset.folder / shard["file"], "rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != shard["sha256"]:
+            if hashlib.file_digest(file, "sha256").hexdigest() != shard.get("sha256"):
                 yield f"{shard['file']} is not the file that was packed"
     for i in range(len(dataset)):
         try:
@@ -138,9 +138,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--buckets", default="square", help="square, single, multi or custom")
     parser.add_argument("--image-size", type=int, default=256, help="see --buckets")
     parser.add_argument("--sizes", default="", help="for custom: 256x256,384x256,...")
-    parser.add_argument("--keys", type=int, default=5, help="how many keys to list")
+    parser.add_argument("--keys", type=command.count, default=5, help="how many keys to list")
     parser.add_argument("--sheet", type=Path, metavar="FILE.png", help="write a contact sheet")
-    parser.add_argument("--sheet-pictures", type=int, default=48, help="pictures on the sheet")
+    parser.add_argument("--sheet-pictures", type=command.count, default=48,
+                        help="pictures on the sheet")
     parser.add_argument("--verify", action="store_true", help="read and decode every picture")
     return parser.parse_args(arguments)
 

@@ -126,7 +126,8 @@ def edit_manifest(data, **changes):
     ({"shards": [{"file": "../set/shard-00000.arrayrecord", "records": 1}]}, "names the shard"),
     ({"shards": [{"file": "shard-00099.arrayrecord", "records": 1}]}, "shard-00099"),
     ({"shards": [{"file": "shard-00000.arrayrecord", "records": 99}]}, "99"),
-    ({"shards": 3}, "damaged"), ({"shards": [{}]}, "damaged")])
+    ({"shards": 3}, "damaged"), ({"shards": [{}]}, "damaged"), ({"complete": None}, "damaged"),
+    ({"captions": [1]}, "damaged.*captions is a list"), ({"bytes": "x"}, "damaged")])
 def test_bad_manifests(packed, changes, message):
     edit_manifest(packed, **changes)
     with pytest.raises(UserError, match=message):
@@ -155,6 +156,29 @@ def test_pickled_objects_in_an_index_are_refused(packed):
     np.savez(path, key=np.array([{}], dtype=object))
     with pytest.raises(UserError, match="damaged"):
         index_lib.load_index(path)
+
+
+@pytest.mark.parametrize("name, change, message", [
+    ("width", lambda a: a * 0, "without pixels"),
+    ("height", lambda a: a.astype(float), "whole numbers"),
+    ("checksum", lambda a: a[:, None], "whole numbers"),
+    ("size", lambda a: a[:-1], "different lengths"),
+    ("key_ends", lambda a: a + 10**6, "key is no text"),
+    ("key_ends", lambda a: a[::-1], "key is no text"),
+    ("source", lambda a: a | 0x80, "source is no text")])
+def test_columns_that_no_index_has(packed, name, change, message):
+    path = index_path(packed.folder / "shard-00000.arrayrecord")
+    columns = dict(np.load(path))
+    np.savez(path, **columns | {name: change(columns[name])})
+    with pytest.raises(UserError, match=f"damaged: .*{message}"):
+        index_lib.load_index(path)
+
+
+def test_cuts_within_a_character_are_no_text():
+    texts = index_lib.Texts.of(["ü", "猫"])
+    assert texts.is_whole()
+    assert not index_lib.Texts(texts.blob, texts.ends - [1, 0]).is_whole()
+    assert index_lib.Texts.of([]).is_whole()
 
 
 def test_destinations(tmp_path, packed):
