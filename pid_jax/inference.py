@@ -18,6 +18,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from pid_jax import models, objectives
+from pid_jax.config import check_config
 from pid_jax.diffusion import dpm_solver
 from pid_jax.errors import RunFailed, UserError
 from pid_jax.objectives.base import Objective
@@ -73,12 +74,22 @@ def load_checkpoint(path: str | Path, which: str, wanted: type[Objective]) -> Ch
     if which not in WEIGHTS:
         raise UserError(f"weights {which!r} are unknown; choose one of {', '.join(WEIGHTS)}")
     folder = checkpoint_lib.find_step_folder(path)
-    objective = objectives.build(checkpoint_lib.read_config(folder))
+    objective = objectives.build(read_config(folder))
     if not isinstance(objective, wanted):
         raise UserError(f"the checkpoint {folder} is of the objective "
                         f"{objective.config.objective!r}: draw with `python -m "
                         f"{COMMAND_OF[type(objective)]}`, or name a checkpoint for this command")
     return Checkpoint(folder, which, objective, load_weights(folder, which, objective))
+
+
+def read_config(folder: Path) -> ConfigDict:
+    """The checkpoint's config; UserError for one that this version cannot run."""
+    config = checkpoint_lib.read_config(folder)
+    try:
+        check_config(config)
+    except UserError as error:
+        raise UserError(f"the checkpoint {folder} has another form of config: {error}") from error
+    return config
 
 
 def load_weights(folder: Path, which: str, objective: Objective) -> Params:

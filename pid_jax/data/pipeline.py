@@ -143,14 +143,17 @@ class Batches(Iterator[dict]):
 
         Raises: UserError when the state is of another data set or another order of batches.
         """
-        theirs, ours = state["order"], self._order()
+        theirs, ours = state.get("order"), self._order()
+        if not isinstance(theirs, dict) or not isinstance(state.get("step"), int):
+            raise UserError("the saved position in the data is damaged; start a new run from the "
+                            "checkpoint's weights")
         changed = [k for k in ours if theirs.get(k) != ours[k]]
         if changed:
             what = "; ".join(f"{k} was {theirs.get(k)!r}, now {ours[k]!r}" for k in changed)
             raise UserError(f"the saved position in the data does not fit: {what}; restore these "
                             "settings, or start a new run from the checkpoint's weights")
         self.close()
-        self.step = int(state["step"])
+        self.step = state["step"]
 
     def close(self) -> None:
         """Ends worker processes, and threads once their batch is read. `next` starts new ones."""

@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
 PARAMS, OPTIMIZER, DATA, CONFIG, CARD = "params", "optimizer", "data", "config", "card"
+DAMAGED_ADVICE = "move its folder away to go on from an earlier checkpoint"
 RESERVED = (PARAMS, OPTIMIZER, DATA, CONFIG, CARD)
 
 
@@ -40,6 +42,8 @@ class Checkpointer:
     def __init__(self, workdir: Path, keep: int):
         """Opens `workdir/checkpoints` and keeps the newest `keep` of them."""
         self.folder = Path(workdir).absolute() / FOLDER
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UserError(f"{self.folder} is a file; remove it or choose another --workdir")
         # Folders are made in this thread: a workdir that cannot be written to fails at once
         # instead of leaving Orbax's threads waiting for a folder that never comes.
         options = ocp.CheckpointManagerOptions(
@@ -178,7 +182,19 @@ def restore_state(step_folder: Path, abstract: TrainState) -> tuple[TrainState, 
 def restore_tree(step_folder: Path, name: str, abstract: Any) -> Any:
     """Reads one item (`params`, or an average such as `ema`) with the shardings of `abstract`."""
     handler = ocp.StandardCheckpointHandler()
-    return handler.restore(step_folder / name, args=ocp.args.StandardRestore(abstract))
+    with _damage(step_folder, name):
+        return handler.restore(step_folder / name, args=ocp.args.StandardRestore(abstract))
+
+
+@contextlib.contextmanager
+def _damage(step_folder: Path, name: str) -> Iterator[None]:
+    """What Orbax raises about missing or altered files, as one sentence."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"the checkpoint {step_folder} is damaged ({name}: {reason}); "
+                        f"{DAMAGED_ADVICE}") from error
 
 
 def saved_shapes(step_folder: Path, name: str) -> Any:
@@ -186,8 +202,9 @@ def saved_shapes(step_folder: Path, name: str) -> Any:
     if not (step_folder / name).is_dir():
         held = sorted(p.name for p in step_folder.iterdir() if p.is_dir())
         raise UserError(f"the checkpoint {step_folder} holds no {name!r}; it holds "
-                        f"{', '.join(held)}")
-    tree = ocp.StandardCheckpointHandler().metadata(step_folder / name).tree
+                        f"{', '.join(held) or 'nothing'}; if it should, {DAMAGED_ADVICE}")
+    with _damage(step_folder, name):
+        tree = ocp.StandardCheckpointHandler().metadata(step_folder / name).tree
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
@@ -235,6 +252,9 @@ def find_step_folder(path: str | Path) -> Path:
         raise UserError(f"{path} is a file; expected a workdir, a checkpoints folder or the "
                         f"folder of one step")
     if (path / PARAMS).is_dir():
+        if not path.name.isdigit():
+            raise UserError(f"the checkpoint {path} was renamed; give its folder the number of its "
+                            "step as name again")
         return path
     folder = path / FOLDER if (path / FOLDER).is_dir() else path
     steps = [p for p in folder.iterdir() if p.name.isdigit() and (p / PARAMS).is_dir()]
@@ -248,9 +268,14 @@ def read_json(step_folder: Path, name: str) -> dict:
     """A JSON item (`config`, `card`, `data`) of a checkpoint."""
     file = step_folder / name / "metadata"
     try:
-        return json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"the checkpoint {step_folder} has no readable {name}: {error}") from error
+        content = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"the checkpoint {step_folder} has no readable {name}: {error}; "
+                        f"{DAMAGED_ADVICE}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"the checkpoint {step_folder} has no readable {name}: it is a "
+                        f"{type(content).__name__}; {DAMAGED_ADVICE}")
+    return content
 
 
 def read_config(step_folder: Path) -> ConfigDict:

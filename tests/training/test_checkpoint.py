@@ -126,3 +126,37 @@ def test_failure_in_the_background_reaches_the_loop(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpointer._manager, "check_for_errors", full_disk)
     with pytest.raises(RunFailed, match="step 4 could not be written .* No space left"):
         checkpointer.close()
+
+
+def test_damaged_arrays_are_named(tmp_path):
+    save(tmp_path, 1)
+    folder = checkpoint.find_step_folder(tmp_path)
+    for file in (folder / "params").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:10])
+    with pytest.raises(UserError, match="checkpoints/1 is damaged .params: .*move its folder away"):
+        checkpoint.restore_state(folder, abstract(make_state(1)))
+    (folder / "params" / "_METADATA").write_text("{")
+    with pytest.raises(UserError, match="is damaged .params"):
+        checkpoint.saved_shapes(folder, "params")
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "[" * 100_000])
+def test_damaged_texts_are_named(tmp_path, text):
+    save(tmp_path, 1)
+    folder = checkpoint.find_step_folder(tmp_path)
+    (folder / "config" / "metadata").write_text(text)
+    with pytest.raises(UserError, match="no readable config"):
+        checkpoint.read_config(folder)
+
+
+def test_a_renamed_step_is_refused(tmp_path):
+    save(tmp_path, 1)
+    best = checkpoint.find_step_folder(tmp_path).rename(tmp_path / "best")
+    with pytest.raises(UserError, match="was renamed"):
+        checkpoint.find_step_folder(best)
+
+
+def test_a_file_in_the_place_of_the_folder(tmp_path):
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(UserError, match="checkpoints is a file"):
+        checkpoint.Checkpointer(tmp_path, keep=1)
