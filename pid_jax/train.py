@@ -46,6 +46,7 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
     check_config(config)
     folder = workdir_lib.open_workdir(workdir)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(workdir_lib.only_run(folder))
         stack.enter_context(workdir_lib.logging_to(folder))
 
         # Mesh and objective.
@@ -91,7 +92,9 @@ def open_data(config: ConfigDict, objective: Objective) -> pipeline.Batches:
     layout = build_layout(config.data.buckets, config.data.image_size, config.data.sizes)
     for bucket in layout.buckets:
         objective.check_picture(bucket.height, bucket.width)
-    objective.check_picture(objective.sample_size, objective.sample_size)
+    size = objective.sample_size
+    objective.check_picture(size, size)
+    objective.solver_table(size, size, config.sample.steps)
     return pipeline.build_pipeline(seed=config.seed, **config.data)
 
 

@@ -76,16 +76,18 @@ def _tensorboard(workdir: Path, first_step: int):
 
 
 def read(path: Path) -> list[dict]:
-    """The complete lines of a metrics file; a last line cut by a crash is left out."""
+    """The lines of steps in a metrics file; what a crash cut or garbled is left out."""
     if not path.exists():
         return []
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            break
-    return lines
+    lines = map(_parse, path.read_text(encoding="utf-8", errors="replace").splitlines())
+    return [line for line in lines if isinstance(line, dict) and isinstance(line.get("step"), int)]
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def truncate(path: Path, last_step: int) -> None:

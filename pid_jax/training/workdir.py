@@ -1,6 +1,7 @@
 """The folder of a run: made, checked to be writable, described, logged into."""
 
 import contextlib
+import fcntl
 import logging
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ from pid_jax import config as config_lib
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
 
+logger = logging.getLogger(__name__)
+
+LOCK = ".lock"
 LOG_FORMAT = "%(asctime)s %(levelname).1s %(message)s"
 
 
@@ -34,6 +38,24 @@ def open_workdir(path: str | None) -> Path:
         raise UserError(f"--workdir {path} cannot be written to ({error.strerror}); choose a "
                         "folder that you may write to") from error
     return folder
+
+
+@contextlib.contextmanager
+def only_run(workdir: Path) -> Iterator[None]:
+    """Holds the folder for this run; the system lets go of it however the process ends.
+
+    Raises:
+      UserError: another run is at work in it.
+    """
+    with (workdir / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"another run is at work in --workdir {workdir}; wait for its end, or "
+                            "choose another folder") from error
+        except OSError as error:  # some network file systems have no locks
+            logger.warning("%s cannot be locked against a second run: %s", workdir, error.strerror)
+        yield
 
 
 def write_config(workdir: Path, config: ConfigDict) -> None:

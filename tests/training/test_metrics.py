@@ -69,3 +69,9 @@ def test_smooth_is_unbiased():
 
 def test_plot_is_drawn_also_without_lines(tmp_path):
     assert metrics.plot(tmp_path).stat().st_size > 1000
+
+
+def test_garbled_lines_are_left_out(tmp_path):
+    path = tmp_path / metrics.FILE
+    path.write_bytes(b'{"step": 1}\n\x00\xff\n[1]\n{"a": 1}\n{"step": 2}\n{"st')
+    assert metrics.read(path) == [{"step": 1}, {"step": 2}]
