@@ -22,6 +22,9 @@ from pid_jax.errors import UserError
 FIRST_TIME = 0.999
 """Unshifted time of the first step; 1 itself has no log signal-to-noise ratio."""
 
+MOST_STEPS = 10_000
+"""More is a typing mistake: no picture changes any further."""
+
 
 class DpmTable(NamedTuple):
     """Host-made float32 coefficients of N steps; a pytree, so one compilation serves any shift.
@@ -43,10 +46,10 @@ def time_grid(num_steps: int, shift: float = 1.0) -> np.ndarray:
     """Float64 [num_steps + 1] times from just under 1 to exactly 0, uniform before the shift.
 
     Raises:
-      UserError: `num_steps` below 1 or `shift` not positive.
+      UserError: `num_steps` outside 1 .. MOST_STEPS or `shift` not positive.
     """
-    if num_steps < 1:
-        raise UserError(f"the sampler needs at least 1 step, got {num_steps}")
+    if not 1 <= num_steps <= MOST_STEPS:
+        raise UserError(f"the sampler takes 1 to {MOST_STEPS} steps, got {num_steps}")
     if not shift > 0:
         raise UserError(f"the time shift must be positive, got {shift}")
     return time_sampling.shift_time(np.linspace(FIRST_TIME, 0.0, num_steps + 1), float(shift))

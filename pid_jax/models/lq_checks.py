@@ -12,14 +12,19 @@ def check_projection(p) -> None:
     if p.in_channels <= 0 and p.latent_channels <= 0:
         raise UserError("the LQ branch has no input: lq_latent_channels and lq_in_channels are both"
                         " 0, set at least one of them")
-    if p.hidden_dim % 4:
+    if p.hidden_dim % 4 or p.hidden_dim < 4:
         raise UserError(f"lq_hidden_dim is {p.hidden_dim}, but its GroupNorm has 4 groups: choose a"
                         " multiple of 4")
+    if p.num_res_blocks < 0:
+        raise UserError(f"lq_num_res_blocks is {p.num_res_blocks}; it must be at least 0")
     _check_latent_options(p)
     _check_picture_options(p)
 
 
 def _check_latent_options(p) -> None:
+    if p.latent_unpatchify_factor < 1:
+        raise UserError(f"lq_latent_unpatchify_factor is {p.latent_unpatchify_factor}; it must be "
+                        "at least 1")
     if p.latent_channels % p.latent_unpatchify_factor**2:
         raise UserError(
             f"lq_latent_channels is {p.latent_channels}, but lq_latent_unpatchify_factor"

@@ -223,13 +223,16 @@ def joint_key_mask(mask: jax.Array, text_length: int, image_length: int) -> jax.
 def check_options(net: PixelDiT) -> None:
     """Raises UserError for options that no network can have."""
     _check(net.in_channels == 3, f"in_channels is {net.in_channels}, but images have 3 channels")
-    for name in ("patch_depth", "pixel_depth", "patch_size", "txt_max_length"):
+    for name in ("hidden_size", "patch_depth", "pixel_depth", "patch_size", "pixel_hidden_size",
+                 "pixel_attn_hidden_size", "txt_embed_dim", "txt_max_length"):
         _check(getattr(net, name) >= 1, f"{name} is {getattr(net, name)}; it must be at least 1")
     check_heads("hidden_size", net.hidden_size, "num_groups", net.num_groups)
     check_heads("pixel_attn_hidden_size", net.pixel_attn_hidden_size, "pixel_num_groups",
                 net.pixel_num_groups)
     _check(net.pixel_hidden_size % 4 == 0,
            f"pixel_hidden_size is {net.pixel_hidden_size}; it must be a multiple of 4")
+    _check(net.text_rope_theta > 0,
+           f"text_rope_theta is {net.text_rope_theta}; it must be above 0")
     for name, choices in (("rope_mode", ROPE_MODES), ("remat", REMAT_POLICIES)):
         value = getattr(net, name)
         _check(value in choices, f"{name} is {value!r}; choose one of {', '.join(choices)}")

@@ -18,6 +18,8 @@ from pid_jax.errors import UserError
 from pid_jax.training import ema, freezing, optim
 from pid_jax.training.state import Params, TrainState, step_key
 
+LARGEST_SIDE = 16384  # XLA aborts the process on arrays of more elements than it can count
+
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
 
@@ -109,6 +111,9 @@ class Objective(abc.ABC):
 
     def check_picture(self, height: int, width: int) -> None:
         """Refuses picture sizes that the network cannot take, before anything compiles."""
+        if max(height, width) > LARGEST_SIDE:
+            raise UserError(f"pictures of {width} x {height} pixels are too large; a side has at "
+                            f"most {LARGEST_SIDE}")
         check_divides(height, width, self.net.patch_size, "the patch size")
 
     @abc.abstractmethod
@@ -169,9 +174,9 @@ def check_divides(height: int, width: int, divisor: int, what: str) -> None:
     for side in (width, height):
         if side % divisor:
             lower = side // divisor * divisor
+            choice = f"{lower} or {lower + divisor}" if lower else f"{divisor}"
             raise UserError(f"pictures of {width} x {height} pixels do not fit: {what} "
-                            f"({divisor}) does not divide {side}; choose {lower} or "
-                            f"{lower + divisor}")
+                            f"({divisor}) does not divide {side}; choose {choice}")
 
 
 def make_optimizer(options: ConfigDict) -> optim.AdamW:

@@ -245,6 +245,8 @@ def test_teacher_parts_must_fit(change, sentence):
 
 @pytest.mark.parametrize("size, sentence", [
     ((36, 32), "the patch size .8. does not divide 36; choose 32 or 40"),
+    ((4, 32), "does not divide 4; choose 8$"),
+    ((32, 2**17), "a side has at most 16384"),
     ((40, 32), "sr_scale 2 x codec factor 8 .16. does not divide 40; choose 32 or 48"),
 ])
 def test_picture_sizes_must_fit(size, sentence):
