@@ -101,13 +101,18 @@ def write_row(decoder: PixelDecoder, row: Row, request: Request, options: argpar
     height, width = decoder.output_size(request.latent.shape)
     settings = inference.sampler_settings(decoder.objective, height, width, options.steps,
                                           options.guidance, options.negative_prompt)
-    path = options.out / row.name / f"sigma_{row.sigma:.3f}.png"
+    path = options.out / row.name / file_name(row.sigma)
     drawing_command.write_picture(path, row.columns[DRAWN], {
         "input": request.source, "prompt": request.prompt, "sigma": row.sigma,
         "seed": options.seed, "latent_shape": list(request.latent.shape),
         "latent_family": decoder.objective.codec.family, **settings.note(),
         "scores": row.scores(), **decoder.checkpoint.note()})
     return path
+
+
+def file_name(sigma: float) -> str:
+    """What the picture of a noise level is called."""
+    return f"sigma_{sigma:.3f}.png"
 
 
 def write_sheets(decoder: PixelDecoder, rows: Sequence[Row], out: Path) -> None:
@@ -188,10 +193,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def parse_sigmas(text: str) -> tuple[float, ...]:
     """An argparse type: "0,0.2" -> (0.0, 0.2)."""
     try:
-        return tuple(dict.fromkeys(float(part) for part in text.split(",")))
+        sigmas = tuple(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError as error:
         raise argparse.ArgumentTypeError(
             f"{text!r} are no noise levels; write numbers such as 0,0.2") from error
+    if len({file_name(sigma) for sigma in sigmas}) < len(sigmas):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} holds noise levels that differ by less than 0.001, which have one file name")
+    return sigmas
 
 
 if __name__ == "__main__":

@@ -75,13 +75,15 @@ def picture_requests(decoder: PixelDecoder, inputs: Sequence[Path], ground_truth
     sigmas = check_sigma(sigmas or (0.0,))
     if size is not None:
         decoder.objective.check_picture(*size)
-    for picture in unique_names(read_pictures(inputs, skipped)):
+    unique = UniqueNames()
+    for picture in read_pictures(inputs, skipped):
+        name = unique(picture.name)
         small, truth = prepare(decoder, picture, ground_truth, size)
         height, width = (side * decoder.objective.net.sr_scale for side in small.shape[:2])
         baseline = np.asarray(degrade.upsample(small[None], height, width))[0]
         padded = pad(small, small_multiple(decoder))
         for sigma in sigmas:
-            yield Request(picture.name, picture.source,
+            yield Request(name, picture.source,
                           np.asarray(decoder.encode(padded[None], sigma, seed))[0], sigma,
                           picture.caption if prompt is None else prompt, (height, width), baseline,
                           "lq_bicubic", truth)
@@ -187,14 +189,14 @@ def latent_requests(decoder: PixelDecoder, paths: Sequence[Path], layout: str,
 
     The noise levels say what the latents already hold: none is added here.
     """
-    codec = decoder.objective.codec
+    codec, unique = decoder.objective.codec, UniqueNames()
     for path in paths:
         file = latent_files.read(path, codec.channels, codec.family, layout)
         size = decoder.output_size(file.latents.shape)
         decoder.objective.check_picture(*size)
         for number, latent in enumerate(decoder.check_latents(file.latents)):
             small = np.asarray(codec.decode(latent[None]))
-            name = path.stem if len(file.latents) == 1 else f"{path.stem}_{number:03d}"
+            name = unique(path.stem if len(file.latents) == 1 else f"{path.stem}_{number:03d}")
             caption = file.prompts[number] if file.prompts else ""
             own = (0.0,) if file.sigma is None else (file.sigma[number],)
             for sigma in check_sigma(sigmas or own):
@@ -204,17 +206,20 @@ def latent_requests(decoder: PixelDecoder, paths: Sequence[Path], layout: str,
                               "codec_bicubic")
 
 
-def unique_names(pictures: Iterator[Picture]) -> Iterator[Picture]:
-    """The same pictures under names that are safe relative paths, each used once."""
-    seen: set[str] = set()
-    for picture in pictures:
-        wanted = name = safe_path(picture.name)
+class UniqueNames:
+    """Turns names into safe relative paths, each given once."""
+
+    def __init__(self):
+        self._given: set[str] = set()
+
+    def __call__(self, name: str) -> str:
+        wanted = unique = safe_path(name)
         for count in itertools.count(2):
-            if name not in seen:
+            if unique not in self._given:
                 break
-            name = f"{wanted}_{count}"
-        seen.add(name)
-        yield dataclasses.replace(picture, name=name)
+            unique = f"{wanted}_{count}"
+        self._given.add(unique)
+        return unique
 
 
 def safe_path(name: str) -> str:

@@ -68,9 +68,13 @@ def write_picture(path: Path, picture: np.ndarray, note: Mapping[str, Any]) -> N
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a JSON file that appears complete or not at all."""
+    """Writes a JSON file that appears complete or not at all.
+
+    Bytes of a prompt or path that are no UTF-8 are written as JSON's own escapes.
+    """
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     with atomic_write(path) as file:
-        file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        file.write(text.encode("utf-8", "backslashreplace").decode())
 
 
 def write_grid(path: Path, rows: Sequence[Mapping[str, np.ndarray]], names: Sequence[str],

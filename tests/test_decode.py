@@ -1,3 +1,4 @@
+import argparse
 import json
 import re
 
@@ -5,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pid_jax import decode, images
+from pid_jax import decode, drawing_command, images
 from pid_jax.data import command
 from pid_jax.data.dataset import DatasetWriter
 from pid_jax.data.records import Record
@@ -155,3 +156,22 @@ def test_a_missing_checkpoint_is_a_sentence(tmp_path, capsys):
 def test_helpers():
     assert pad(np.zeros((5, 8, 3)), 4).shape == (8, 8, 3)
     assert safe_path("../a/./b c?.png") == "a/b c_.png" and safe_path("..") == "picture"
+
+
+def test_latent_files_of_one_name_do_not_replace_each_other(run, tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        np.save(tmp_path / folder / "x.npy", np.zeros((2, 2, 16), np.float32))
+    assert run("--latents", tmp_path / "a" / "x.npy", tmp_path / "b" / "x.npy") == 0
+    assert read_json(tmp_path / "out" / "x" / "sigma_0.000.json")["input"].endswith("a/x.npy[0]")
+    assert read_json(tmp_path / "out" / "x_2" / "sigma_0.000.json")["input"].endswith("b/x.npy[0]")
+
+
+def test_noise_levels_of_one_file_name_are_refused():
+    with pytest.raises(argparse.ArgumentTypeError, match="differ by less than 0.001"):
+        decode.parse_sigmas("0.1,0.1001")
+
+
+def test_notes_keep_text_that_is_no_utf8(tmp_path):
+    drawing_command.write_json(tmp_path / "note.json", {"prompt": "caf\udce9 猫"})
+    assert read_json(tmp_path / "note.json") == {"prompt": "caf\udce9 猫"}
