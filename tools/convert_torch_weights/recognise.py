@@ -165,8 +165,8 @@ def _branches(found: _Findings) -> None:
     found.add("lq_in_channels", 3 if image else 0, "whether lq_proj.image_conv is there")
     if "lq_proj.latent_proj.0.weight" not in shapes:
         found.add("lq_latent_channels", 0, "there is no lq_proj.latent_proj")
-    for tensor, key, cells in ((aux, "lq_aux_rgb_head.3", _rows), (image, "image_conv.0", _columns)):
-        cell = math.isqrt(cells(tensor) // 3) if len(tensor) > 1 else 0
+    for tensor, key, axis in ((aux, "lq_aux_rgb_head.3", 0), (image, "image_conv.0", 1)):
+        cell = math.isqrt(tensor[axis] // 3) if len(tensor) > 1 else 0
         if cell and patch % cell == 0:
             found.add("sr_scale", patch // cell,
                       f"patch_size {patch} / cell {cell} of lq_proj.{key} {list(tensor)}")
