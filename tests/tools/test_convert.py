@@ -34,8 +34,9 @@ V1PT5 = V1 | {"lq_gate_type": "sigma_aware_per_token", "pit_lq_inject": True,
               "lq_conv_padding_mode": "replicate", "lq_aux_rgb_head": True}
 FLUX2 = V1PT5 | {"lq_latent_channels": 32, "lq_latent_unpatchify_factor": 2,
                  "latent_spatial_down_factor": 16}
+DISCRIMINATOR = {"feature_indices": (1,), "num_blocks": 3, "inner_dim": 24, "num_conv_layers": 2}
 NETWORKS = {"t2i": ("pixeldit_t2i", T2I), "v1": ("pidnet", V1), "v1.5": ("pidnet", V1PT5),
-            "flux2": ("pidnet", FLUX2)}
+            "flux2": ("pidnet", FLUX2), "discriminator": ("discriminator", DISCRIMINATOR)}
 
 
 @functools.cache

@@ -130,7 +130,8 @@ def table_of(config: ConfigDict) -> Table:
 @functools.lru_cache(maxsize=4)
 def _table(network: str) -> Table:
     name, options = json.loads(network)
-    return table_for(name, options)
+    return table_for(name, {key: tuple(value) if isinstance(value, list) else value
+                            for key, value in options.items()})
 
 
 def fitting_configs(found: Recognised, shapes: Shapes) -> str:
