@@ -259,11 +259,13 @@ def read_config(step_folder: Path) -> ConfigDict:
 
 
 def weights_item(step_folder: Path, which: str | None = None) -> str:
-    """The item to take weights from: `which`, or `ema` where there is one, or `params`.
-
-    Converted weights have no average beside them: what they were is in their model card.
-    """
+    """The item to take weights from: `which`, or `ema` where there is one, or `params`."""
     return which or ("ema" if (step_folder / "ema").is_dir() else PARAMS)
+
+
+def is_converted(step_folder: Path) -> bool:
+    """Whether `tools.convert_torch_weights` made it: one set of weights, described by its card."""
+    return "source" in read_json(step_folder, CARD)
 
 
 def load_for_inference(path: str | Path, which: str | None = None,

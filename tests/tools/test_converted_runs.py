@@ -8,6 +8,9 @@ from ml_collections import ConfigDict
 from pid_jax import objectives
 from pid_jax.config import to_json
 from pid_jax.errors import UserError
+from pid_jax.inference import load_checkpoint
+from pid_jax.objectives.pid_teacher import PidTeacher
+from pid_jax.objectives.pixeldit_t2i import PixelDitT2I
 from pid_jax.parallel.mesh import make_mesh
 from pid_jax.parallel.sharding import state_shardings
 from pid_jax.training import checkpoint, restore
@@ -63,6 +66,18 @@ def test_text_to_image_weights_start_a_teacher(tmp_path):
     for key, value in weights.items():
         np.testing.assert_array_equal(found[key], value, err_msg=key)
     assert any(key.startswith("lq_proj.") for key in found)
+
+
+@pytest.mark.parametrize("which", ["ema", "net"])
+def test_the_decode_command_takes_them(tmp_path, which):
+    config = tiny.config("pid_teacher", tmp_path)
+    weights = converted(tmp_path, config)
+    loaded = load_checkpoint(tmp_path / "converted", which, PidTeacher)
+    found = jax_to_torch(table_for(*model_options(config)), jax.device_get(loaded.params))
+    for key, value in weights.items():
+        np.testing.assert_array_equal(found[key], value, err_msg=key)
+    with pytest.raises(UserError, match="of the objective 'pid_teacher'"):
+        load_checkpoint(tmp_path / "converted", which, PixelDitT2I)
 
 
 def test_another_network_is_refused(tmp_path):
