@@ -50,6 +50,18 @@ def test_mistakes(tmp_path, monkeypatch, capsys, arguments, sentence):
     assert error.startswith("error: ") and sentence in error and error.count("\n") == 1
 
 
+def test_flags_of_the_auxiliary_head(tmp_path, capsys):
+    src = forge.save(tmp_path / "whole.pth", state_dict("v1.5"))
+    config = request(tmp_path, "v1.5", src).config
+    assert main(["convert", "--src", str(src), "--config", config, "--drop-aux-head",
+                 "--dst", str(tmp_path / "without")]) == 0
+    assert "left out: lq_proj.lq_aux_rgb_head.3.weight" in capsys.readouterr().out
+    assert main(["export", str(tmp_path / "without"), "--dst", str(tmp_path / "bare.pth")]) == 0
+    assert main(["convert", "--src", str(tmp_path / "bare.pth"), "--config", config,
+                 "--fresh-aux-head", "--dst", str(tmp_path / "again")]) == 0
+    assert "fresh: lq_proj.lq_aux_rgb_head.3.weight" in capsys.readouterr().out
+
+
 def test_a_bad_config_key(files, capsys):
     src, config, folder = files
     status = main(["convert", "--src", str(src), "--config", config, "--dst", str(folder / "out"),

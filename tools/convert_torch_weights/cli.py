@@ -24,7 +24,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs one sub-command; returns 0 when it is done, 2 for bad input."""
+    """Runs one sub-command; returns 0 when it is done, 2 for bad input, 1 when a disk fails."""
     try:
         arguments = _parser().parse_args(argv)
         arguments.run(arguments)
@@ -32,6 +32,9 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
     except BrokenPipeError:
+        return 1
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
     return 0
 
@@ -61,10 +64,11 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier conversion")
     parser.add_argument("--fresh-lq", action="store_true",
                         help="text-to-image weights start a PiD network: draw its LQ branch")
-    parser.add_argument("--fresh-aux-head", action="store_true",
-                        help="the source lacks the auxiliary RGB head: draw it")
-    parser.add_argument("--drop-aux-head", action="store_true",
-                        help="leave the source's auxiliary RGB head out")
+    head = parser.add_mutually_exclusive_group()
+    head.add_argument("--fresh-aux-head", action="store_true",
+                      help="the source lacks the auxiliary RGB head: draw it")
+    head.add_argument("--drop-aux-head", action="store_true",
+                      help="make a network without the source's auxiliary RGB head")
 
 
 def _change(text: str) -> tuple[str, str]:
@@ -75,19 +79,30 @@ def _change(text: str) -> tuple[str, str]:
 
 
 def _convert(arguments: argparse.Namespace) -> None:
-    allowed = Exceptions(
-        fresh=LQ * arguments.fresh_lq + AUX_HEAD * arguments.fresh_aux_head,
-        dropped=AUX_HEAD * arguments.drop_aux_head)
+    changes, allowed = _exceptions(arguments)
     started = time.monotonic()
     card = convert(Request(
-        arguments.src, arguments.dst, arguments.model, arguments.config, dict(arguments.set),
-        arguments.which, arguments.dtype, arguments.overwrite, allowed))
+        arguments.src, arguments.dst, arguments.model, arguments.config,
+        dict(arguments.set) | changes, arguments.which, arguments.dtype, arguments.overwrite,
+        allowed))
     seconds = time.monotonic() - started
     print(f"{arguments.dst}: {card['what']}, {card['parameters']:,} parameters in "
           f"{card['dtype']}, from the {card['weights']} weights of {card['source']['name']} "
           f"({card['source']['format']}), {seconds:.1f} s")
     _report_exceptions(card)
     print(f"weights: {card['licence']['weights']}")
+
+
+def _exceptions(arguments: argparse.Namespace) -> tuple[dict[str, str], Exceptions]:
+    """What the flags for fresh and dropped parameters mean: changes of the config, and keys."""
+    fresh, dropped, changes = (), (), {}
+    if arguments.fresh_lq:
+        fresh += LQ
+    if arguments.fresh_aux_head:
+        fresh, changes = fresh + AUX_HEAD, {"lq_aux_rgb_head": "True"}
+    if arguments.drop_aux_head:
+        dropped, changes = AUX_HEAD, {"lq_aux_rgb_head": "False"}
+    return changes, Exceptions(fresh, dropped)
 
 
 def _report_exceptions(card: dict) -> None:

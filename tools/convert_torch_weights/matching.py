@@ -106,10 +106,10 @@ def _advice(problems: list[str]) -> list[str]:
         return all(p.startswith(prefixes) and p.endswith(ending) for p in problems)
 
     if all_start(AUX_HEAD, "is missing"):
-        return ["--fresh-aux-head starts the auxiliary RGB head anew, or set "
-                "model.lq_aux_rgb_head=False"]
+        return ["--fresh-aux-head starts the auxiliary RGB head anew, or make the network without "
+                "it: --set lq_aux_rgb_head=False"]
     if all_start(AUX_HEAD, "is not known"):
-        return ["--drop-aux-head leaves the auxiliary RGB head out"]
+        return ["--drop-aux-head makes the network without the auxiliary RGB head"]
     if all_start(LQ, "is missing"):
         return ["--fresh-lq starts the LQ branch of PiD anew on this text-to-image backbone"]
     return []

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from pid_jax.errors import UserError
-from tools.convert_torch_weights.card import read_card
+from pid_jax.training.checkpoint import CARD, find_step_folder, read_json
 from tools.convert_torch_weights.export import open_checkpoint, torch_tensors
 from tools.convert_torch_weights.layout import counted, read_layout
 from tools.convert_torch_weights.readers import LazyTensor, open_source
@@ -23,7 +23,7 @@ def verify(src: str, folder: Path, which: str | None = None) -> int:
     Raises:
       UserError: the first difference, with its place and both values.
     """
-    card = read_card(folder) or {}
+    card = read_json(find_step_folder(folder), CARD)
     part, tensors = read_layout(open_source(src)).choose(which or card.get("weights"))
     fresh, left_out = set(card.get("fresh", ())), set(card.get("left_out", {}).get("keys", ()))
     ours = list(torch_tensors(*open_checkpoint(folder)))
