@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pid_jax.errors import UserError
 from pid_jax.training.checkpoint import CARD, find_step_folder, read_json
-from tools.convert_torch_weights.layout import Layout, counted, read_layout
+from tools.convert_torch_weights.layout import OTHER, PROJECTOR, Layout, counted, read_layout
 from tools.convert_torch_weights.orbax_io import stored_leaves
 from tools.convert_torch_weights.readers import LazyTensor, Source, open_source
 from tools.convert_torch_weights.recognise import recognise
@@ -53,7 +53,7 @@ def _inspect_source(source: Source, every: bool) -> Iterator[str]:
 def _parts(layout: Layout, every: bool) -> Iterator[str]:
     for part, tensors in layout.parts.items():
         yield f"part {part}: {_total(tensors.values())}"
-        if part != "other":
+        if part not in (PROJECTOR, OTHER):
             yield from _guess(tensors)
         yield from _listing(tensors, every)
 

@@ -12,15 +12,15 @@ from pathlib import Path
 from pid_jax.errors import UserError
 from tools.convert_torch_weights.readers import LazyTensor, Source
 
-NET, EMA, OTHER = "net", "ema", "other"
+NET, EMA, PROJECTOR, OTHER = "net", "ema", "projector", "other"
 
 # Words that may stand before a parameter's name, and the part they speak of (None: no change).
 WRAPPERS = {
     "state_dict": None, "model": None, "module": None, "net": None, "core": None,
-    "denoiser": None, "app": None,
+    "denoiser": None,
     "net_ema": EMA, "ema_denoiser": EMA,
     "fake_score": "fake_score", "discriminator": "discriminator",
-    "_repa_projector": "projector", "repa_mlp": "projector", "diffusion_trainer": "projector",
+    "_repa_projector": PROJECTOR, "repa_mlp": PROJECTOR, "diffusion_trainer": PROJECTOR,
     "optimizer": OTHER, "optimizers": OTHER, "optim": OTHER, "optimizer_states": OTHER,
     "scheduler": OTHER, "lr_schedulers": OTHER, "rng_state": OTHER,
 }
