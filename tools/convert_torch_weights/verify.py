@@ -23,8 +23,9 @@ def verify(src: str, folder: Path, which: str | None = None) -> int:
     Raises:
       UserError: the first difference, with its place and both values.
     """
+    layout = read_layout(open_source(src))
     card = read_json(find_step_folder(folder), CARD)
-    part, tensors = read_layout(open_source(src)).choose(which or card.get("weights"))
+    part, tensors = layout.choose(which or card.get("weights"))
     fresh, left_out = set(card.get("fresh", ())), set(card.get("left_out", {}).get("keys", ()))
     ours = list(torch_tensors(*open_checkpoint(folder)))
     _compare_names(tensors.keys() - left_out, {t.name for t in ours} - fresh, part, folder)
