@@ -50,7 +50,7 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
 
         # Mesh and objective.
         mesh = mesh_lib.make_mesh(config.mesh, config.data.batch_size, config.optim.accumulate)
-        objective = objectives.build(config)
+        objective = objectives.build(config, mesh)
         logger.info("mesh %s on %s", dict(mesh.shape), mesh.devices.flat[0].device_kind)
 
         # Data.

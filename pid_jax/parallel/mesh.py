@@ -30,8 +30,14 @@ def make_mesh(sizes: Mapping[str, int], batch: int, accumulate: int = 1,
     shape = resolve_sizes(sizes, len(devices))
     check_batch(shape, batch, accumulate)
     used = devices[:math.prod(shape.values())]
-    grid = mesh_utils.create_device_mesh(tuple(shape.values()), used, allow_split_physical_axes=True)
+    grid = mesh_utils.create_device_mesh(
+        tuple(shape.values()), used, allow_split_physical_axes=True)
     return Mesh(grid, AXES)
+
+
+def single_device() -> Mesh:
+    """The mesh of the first local device alone."""
+    return Mesh(np.array(jax.local_devices()[:1]).reshape(1, 1, 1), AXES)
 
 
 def resolve_sizes(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
