@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
@@ -13,7 +12,7 @@ from pid_jax import objectives, train
 from pid_jax.flops import Flops, counted_attention, count_flops
 from pid_jax.models.placement import unconstrained
 from pid_jax.objectives.base import Objective
-from pid_jax.parallel.mesh import batch_sharding, replicated
+from pid_jax.parallel.mesh import batch_sharding, replicated, single_device
 from pid_jax.parallel.sharding import state_shardings
 from pid_jax.training.checkpoint import with_shardings
 
@@ -28,7 +27,6 @@ class Program:
       function: what `jax.jit` returned.
       arguments: trees of `jax.ShapeDtypeStruct` with shardings.
       parts: the same arguments by kind, for the memory table.
-      steps: network evaluations are inside loops of known length; this many solver steps.
     """
 
     function: Callable
@@ -65,16 +63,15 @@ def _drawing(objective: Objective, mesh: Mesh, height: int, width: int) -> Progr
     """Guided drawing from noise: the whole solver, `config.sample.steps` steps."""
     params = objective.abstract_params
     params = with_shardings(params, state_shardings(params, mesh))
-    inputs = _placed(objective.drawing_shapes(objective.config.data.batch_size, height, width),
-                     batch_sharding(mesh))
+    draw_pictures, shapes = objective.drawing(objective.config.data.batch_size, height, width)
+    inputs = _placed(shapes, batch_sharding(mesh))
+    null_text = _placed(objective.text_shape(1), replicated(mesh))
     options = objective.config.sample
     table = objective.solver_table(height, width, options.steps)
-    null_text = jax.ShapeDtypeStruct((1, objective.text.length, objective.text.width), jnp.float32,
-                                     sharding=replicated(mesh))
 
     def draw(params: Any, inputs: dict, null_text: jax.Array) -> jax.Array:
-        return objective.draw(params, **inputs, null_text=null_text, table=table,
-                              scale=options.guidance)
+        return draw_pictures(params, **inputs, null_text=null_text, table=table,
+                             scale=options.guidance)
 
     function = jax.jit(draw, out_shardings=batch_sharding(mesh))
     return Program(function, (params, inputs, null_text),
@@ -91,6 +88,8 @@ def model_flops(config: ConfigDict, program: str, height: int, width: int) -> Fl
     objective.net = objective.net.clone(attention=counted_attention, constrain=unconstrained,
                                         remat="none")
     if program == "train":
-        return objective.step_flops(config.data.batch_size, height, width)
-    plain = _drawing(objective, objectives.single_device(), height, width)
-    return count_flops(plain.function, *plain.arguments)
+        state = jax.eval_shape(objective.init, jax.random.key(0))
+        batch = objective.batch_shapes(config.data.batch_size, height, width)
+        return count_flops(objective.step, state, batch)
+    drawing = _drawing(objective, single_device(), height, width)
+    return count_flops(drawing.function, *drawing.arguments)

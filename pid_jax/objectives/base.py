@@ -3,7 +3,7 @@
 import abc
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -111,6 +111,22 @@ class Objective(abc.ABC):
         """Refuses picture sizes that the network cannot take, before anything compiles."""
         check_divides(height, width, self.net.patch_size, "the patch size")
 
+    def batch_shapes(self, batch: int, height: int, width: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes of what `prepare` makes, for compiling without data."""
+        return {"image": float_shape(batch, height, width, 3), "text": self.text_shape(batch)}
+
+    def text_shape(self, batch: int) -> jax.ShapeDtypeStruct:
+        """Shape of caption embeddings."""
+        return float_shape(batch, self.text.length, self.text.width)
+
+    @abc.abstractmethod
+    def drawing(self, batch: int, height: int,
+                width: int) -> tuple[Callable, dict[str, jax.ShapeDtypeStruct]]:
+        """The function that draws pictures, and the shapes of its arguments per picture.
+
+        It also takes `params` first, and `null_text`, `table` and `scale` by name.
+        """
+
     @abc.abstractmethod
     def prepare(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The arrays of a pipeline's batch that go to the devices; runs on the host."""
@@ -172,6 +188,11 @@ def check_divides(height: int, width: int, divisor: int, what: str) -> None:
             raise UserError(f"pictures of {width} x {height} pixels do not fit: {what} "
                             f"({divisor}) does not divide {side}; choose {lower} or "
                             f"{lower + divisor}")
+
+
+def float_shape(*shape: int) -> jax.ShapeDtypeStruct:
+    """A float32 array that is only described."""
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def make_optimizer(options: ConfigDict) -> optim.AdamW:
