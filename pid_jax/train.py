@@ -20,6 +20,7 @@ from pid_jax.data.dataset import Dataset
 from pid_jax.errors import RunInterrupted, UserError
 from pid_jax.objectives.base import Objective
 from pid_jax.parallel import mesh as mesh_lib
+from pid_jax.parallel import sequence
 from pid_jax.training import metrics as metrics_lib
 from pid_jax.training import restore
 from pid_jax.training import workdir as workdir_lib
@@ -54,7 +55,7 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
         logger.info("mesh %s on %s", dict(mesh.shape), mesh.devices.flat[0].device_kind)
 
         # Data.
-        batches = stack.enter_context(open_data(config, objective))
+        batches = stack.enter_context(open_data(config, objective, mesh))
         heldout = read_heldout(config, objective)
 
         # State: own checkpoint, config.resume, config.init_from, scratch.
@@ -83,15 +84,16 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
     return state
 
 
-def open_data(config: ConfigDict, objective: Objective) -> pipeline.Batches:
-    """The stream of training batches, with every picture size checked against the network."""
+def open_data(config: ConfigDict, objective: Objective, mesh: Mesh) -> pipeline.Batches:
+    """The stream of training batches, every picture size checked against network and mesh."""
     if not config.data.path:
         raise UserError("config.data.path is not set: name a folder packed by "
                         "`python -m pid_jax.data.ingest`")
     layout = build_layout(config.data.buckets, config.data.image_size, config.data.sizes)
-    for bucket in layout.buckets:
-        objective.check_picture(bucket.height, bucket.width)
-    objective.check_picture(objective.sample_size, objective.sample_size)
+    sizes = [(bucket.height, bucket.width) for bucket in layout.buckets]
+    for size in [*sizes, (objective.sample_size,) * 2]:
+        objective.check_picture(*size)
+        sequence.check_network(mesh, config.mesh.sequence_attention, objective.net, *size)
     return pipeline.build_pipeline(seed=config.seed, **config.data)
 
 

@@ -12,7 +12,7 @@ the collectives are transposed by JAX.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -110,12 +110,28 @@ def make_constrain(mesh: Mesh) -> Constrain:
     return constrain
 
 
+def check_network(mesh: Mesh, design: str, net: Any, height: int, width: int) -> None:
+    """Refuses pictures whose tokens, or a network whose heads, the mesh cannot divide.
+
+    Args:
+      net: has `patch_size`, and `num_groups` and `pixel_num_groups` heads.
+    """
+    check_tokens(mesh, height // net.patch_size * (width // net.patch_size))
+    for heads in (net.num_groups, net.pixel_num_groups):
+        degrees(design, mesh.shape[AXIS], heads)
+
+
 def check_shapes(mesh: Mesh, batch: int, tokens: int) -> None:
     """Refuses a batch or a token count that the mesh does not divide evenly."""
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     if batch % ways:
         raise UserError(f"a batch of {batch} cannot be divided over data {mesh.shape['data']} x "
                         f"fsdp {mesh.shape['fsdp']}; choose a batch that {ways} divides")
+    check_tokens(mesh, tokens)
+
+
+def check_tokens(mesh: Mesh, tokens: int) -> None:
+    """Refuses a token count that the `sequence` axis does not divide evenly."""
     if tokens % mesh.shape[AXIS]:
         raise UserError(f"{tokens} image tokens cannot be divided over the mesh axis sequence "
                         f"{mesh.shape[AXIS]}; choose a picture size or a sequence axis that fits")

@@ -11,6 +11,7 @@ import pytest
 from pid_jax import objectives
 from pid_jax.errors import UserError
 from pid_jax.parallel import mesh as mesh_lib
+from pid_jax.parallel import sequence
 from pid_jax.parallel.sharding import state_shardings
 from pid_jax.training.state import step_key
 from tests import tiny
@@ -85,10 +86,12 @@ def assert_layers_equal(actual: dict, expected: dict) -> None:
 def test_wrong_meshes_are_refused_before_compiling():
     options = config("pixeldit_t2i")
     sizes = dict(zip(mesh_lib.AXES, (1, 1, 8)))
-    made = objectives.build(options, mesh_lib.make_mesh(sizes, BATCH))
+    mesh = mesh_lib.make_mesh(sizes, BATCH)
+    net = objectives.build(options, mesh).net
     with pytest.raises(UserError, match="20 image tokens .* sequence 8"):
-        made.check_picture(40, 32)
-    options.mesh.sequence_attention = "ulysses"
-    made = objectives.build(options, mesh_lib.make_mesh(sizes, BATCH))
+        sequence.check_network(mesh, "auto", net, 40, 32)
     with pytest.raises(UserError, match="does not divide 2 heads"):
-        made.check_picture(32, 32)
+        sequence.check_network(mesh, "ulysses", net, 32, 32)
+    options.mesh.sequence_attention = "spiral"
+    with pytest.raises(UserError, match="'spiral' is unknown"):
+        objectives.build(options, mesh)
