@@ -58,6 +58,19 @@ class MetricsWriter:
             self._board.close()
 
 
+class SilentWriter:
+    """Takes the place of a `MetricsWriter` in the processes of a run that write nothing."""
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def board(self, step: int, values: Mapping[str, float]) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 def _plain(value: Any) -> Any:
     """A JSON value: numbers that JSON lacks become text."""
     if isinstance(value, (str, int)):
