@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from pid_jax import objectives
+from pid_jax import flops, objectives
 from pid_jax.config import check_config, to_json
 from pid_jax.data import pipeline
 from pid_jax.data.buckets import build_layout
@@ -76,7 +76,8 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
             config=config, objective=objective, mesh=mesh, batches=batches,
             checkpointer=checkpointer, writer=writer,
             sampler=Sampler(objective, folder, mesh, heldout),
-            progress=metrics_lib.Progress(step, config.total_steps, config.data.batch_size),
+            progress=metrics_lib.Progress(step, config.total_steps, config.data.batch_size,
+                                          flops.mesh_peak(mesh)),
             interruption=stack.enter_context(catch_signals()))
         state = loop.run(state)
 
@@ -148,6 +149,7 @@ class Loop:
     progress: metrics_lib.Progress
     interruption: Interruption
     unread: "Report | None" = None
+    work: dict[tuple[int, ...], float] = dataclasses.field(default_factory=dict)
 
     def run(self, state: TrainState) -> TrainState:
         """Runs to `total_steps`."""
@@ -183,6 +185,7 @@ class Loop:
         arrays = mesh_lib.shard_batch(self.objective.prepare(batch), self.mesh,
                                       self.config.data.batch_size)
         state, values = step_function(state, arrays)
+        self.count_work(arrays)
         self.read_metrics()
         self.unread = Report(step, values, metrics_lib.digest(batch["key"]))
         return state
@@ -192,6 +195,15 @@ class Loop:
         jax.block_until_ready(state)
         logger.info("first step after %.1f s, with compilation", self.progress.seconds)
         self.progress.restart(int(state.step))
+
+    def count_work(self, arrays: Mapping[str, jax.Array]) -> None:
+        """Adds the FLOPs of a step to the progress; counted once for each picture size."""
+        if self.progress.peak is None:
+            return
+        size = arrays["image"].shape
+        if size not in self.work:
+            self.work[size] = self.objective.step_flops(arrays).total
+        self.progress.add_work(self.work[size])
 
     def read_metrics(self) -> None:
         """Writes the metrics that are outstanding; stops the run when the loss is not finite."""

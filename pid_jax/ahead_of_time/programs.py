@@ -9,8 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from pid_jax import objectives, train
-from pid_jax.flops import Flops, counted_attention, count_flops
-from pid_jax.models.placement import unconstrained
+from pid_jax.flops import Flops, count_flops
 from pid_jax.objectives.base import Objective
 from pid_jax.parallel.mesh import batch_sharding, replicated, single_device
 from pid_jax.parallel.sharding import state_shardings
@@ -85,11 +84,7 @@ def _placed(shapes: Any, sharding: NamedSharding) -> Any:
 def model_flops(config: ConfigDict, program: str, height: int, width: int) -> Flops:
     """FLOPs that the mathematics of a program needs: no recomputation, whatever `remat` says."""
     objective = objectives.build(config)
-    objective.net = objective.net.clone(attention=counted_attention, constrain=unconstrained,
-                                        remat="none")
     if program == "train":
-        state = jax.eval_shape(objective.init, jax.random.key(0))
-        batch = objective.batch_shapes(config.data.batch_size, height, width)
-        return count_flops(objective.step, state, batch)
-    drawing = _drawing(objective, single_device(), height, width)
+        return objective.step_flops(objective.batch_shapes(config.data.batch_size, height, width))
+    drawing = _drawing(objective.counting(), single_device(), height, width)
     return count_flops(drawing.function, *drawing.arguments)

@@ -1,6 +1,7 @@
 """What every objective shares: making the state, and one update from a loss."""
 
 import abc
+import copy
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,8 @@ from pid_jax import models
 from pid_jax.diffusion import dpm_solver, schedules, time_sampling
 from pid_jax.encoders.protocols import TextEncoder
 from pid_jax.errors import UserError
+from pid_jax.flops import Flops, count_flops, counted_attention
+from pid_jax.models.placement import unconstrained
 from pid_jax.training import ema, freezing, optim
 from pid_jax.training.state import Params, TrainState, step_key
 
@@ -118,6 +121,19 @@ class Objective(abc.ABC):
     def text_shape(self, batch: int) -> jax.ShapeDtypeStruct:
         """Shape of caption embeddings."""
         return float_shape(batch, self.text.length, self.text.width)
+
+    def counting(self) -> "Objective":
+        """This objective with a network whose FLOPs `pid_jax.flops` can count; never run it."""
+        counted = copy.copy(self)
+        counted.net = self.net.clone(attention=counted_attention, constrain=unconstrained,
+                                     remat="none")
+        return counted
+
+    def step_flops(self, batch: Mapping[str, Any]) -> Flops:
+        """FLOPs that one update on a batch of these shapes needs, without recomputation."""
+        counted = self.counting()
+        state = jax.eval_shape(counted.init, jax.random.key(0))
+        return count_flops(counted.step, state, dict(batch))
 
     @abc.abstractmethod
     def drawing(self, batch: int, height: int,
