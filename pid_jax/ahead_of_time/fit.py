@@ -99,6 +99,6 @@ def one_line(report: Report) -> str:
         return f"mesh {mesh:<10} remat {report.remat:<10} does not fit: {report.refusal}"
     return (f"mesh {mesh:<10} remat {report.remat:<10} {report.total / GIB:7.2f} of "
             f"{report.limit / GIB:.2f} GiB, collectives "
-            f"{sum(report.collectives.values()) / GIB:6.2f} GiB, {report.cycles / 1e6:6.0f} Mcycles, "
-            f"rough {report.seconds:.3f} s")
+            f"{sum(report.collectives.values()) / GIB:6.2f} GiB, "
+            f"{report.cycles / 1e6:6.0f} Mcycles, rough {report.seconds:.3f} s")
 
