@@ -1,4 +1,4 @@
-"""The programs that are compiled ahead of time: the training step, and drawing pictures."""
+"""The programs that are compiled ahead of time: the training step, drawing, making the state."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from pid_jax.parallel.mesh import batch_sharding, replicated, single_device
 from pid_jax.parallel.sharding import state_shardings
 from pid_jax.training.checkpoint import with_shardings
 
-PROGRAMS = ("train", "sample")
+PROGRAMS = ("train", "sample", "init")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Program:
 def build(config: ConfigDict, mesh: Mesh, program: str, height: int, width: int) -> Program:
     """The program `program` of a config on a mesh, for pictures of height x width.
 
-    The batch is `config.data.batch_size` for both programs.
+    The batch is `config.data.batch_size`.
     """
     objective = objectives.build(config, mesh)
     objective.check_picture(height, width)
-    make = {"train": _training_step, "sample": _drawing}[program]
+    make = {"train": _training_step, "sample": _drawing, "init": _initialising}[program]
     return make(objective, mesh, height, width)
 
 
@@ -77,12 +77,21 @@ def _drawing(objective: Objective, mesh: Mesh, height: int, width: int) -> Progr
                    {"parameters": params, "inputs": inputs})
 
 
+def _initialising(objective: Objective, mesh: Mesh, height: int, width: int) -> Program:
+    """A fresh state; its temporaries show whether anything exists undivided on the way."""
+    key = _placed(jax.eval_shape(lambda: jax.random.key(0)), replicated(mesh))
+    places = state_shardings(jax.eval_shape(objective.init, key), mesh)
+    return Program(jax.jit(objective.init, out_shardings=places), (key,), {})
+
+
 def _placed(shapes: Any, sharding: NamedSharding) -> Any:
     return with_shardings(shapes, jax.tree.map(lambda _: sharding, shapes))
 
 
 def model_flops(config: ConfigDict, program: str, height: int, width: int) -> Flops:
     """FLOPs that the mathematics of a program needs: no recomputation, whatever `remat` says."""
+    if program == "init":
+        return Flops()
     objective = objectives.build(config)
     if program == "train":
         return objective.step_flops(objective.batch_shapes(config.data.batch_size, height, width))

@@ -3,8 +3,8 @@
     python -m pid_jax.parallel.aot --config=configs/pixeldit_t2i_2k.py:offline \
         --topology=v5e:4x4 --mesh=1x4x4 --config.data.batch_size=4
 
-Compiles the training step (`--program=train`) or the whole drawing of pictures (`--program=sample`)
-for a named TPU topology, or for H100s where the CUDA plugin is installed, and prints memory per
+Compiles the training step (`--program=train`), the whole drawing of pictures (`--program=sample`)
+or the making of a fresh state (`--program=init`) for a named TPU topology, or for H100s where the CUDA plugin is installed, and prints memory per
 chip, FLOPs, collectives and estimated cycles. `--fit` searches the mesh and the remat policy.
 Needs libtpu (`pip install libtpu`). Exit status: 0 it fits, 1 it does not, 2 bad input.
 """
@@ -23,7 +23,7 @@ from pid_jax.files import atomic_write
 CONFIG = config_flags.DEFINE_config_file("config", help_string="a file of configs/")
 TOPOLOGY = flags.DEFINE_string("topology", None, "v5e:8x8, v5p:2x2x4, v5e:1, h100:8, ...")
 MESH = flags.DEFINE_string("mesh", None, "data x fsdp x sequence, as 1x4x4; default config.mesh")
-PROGRAM = flags.DEFINE_enum("program", "train", ("train", "sample"), "what to compile")
+PROGRAM = flags.DEFINE_enum("program", "train", ("train", "sample", "init"), "what to compile")
 HEIGHT = flags.DEFINE_integer("height", None, "pixels; default config.data.image_size")
 WIDTH = flags.DEFINE_integer("width", None, "pixels; default config.data.image_size")
 FIT = flags.DEFINE_integer("fit", 0, "search meshes and remat policies until so many fit")
