@@ -4,8 +4,9 @@
         --topology=v5e:4x4 --mesh=1x4x4 --config.data.batch_size=4
 
 Compiles the training step (`--program=train`), the whole drawing of pictures (`--program=sample`)
-or the making of a fresh state (`--program=init`) for a named TPU topology, or for H100s where the CUDA plugin is installed, and prints memory per
-chip, FLOPs, collectives and estimated cycles. `--fit` searches the mesh and the remat policy.
+or the making of a fresh state (`--program=init`) for a named TPU topology, or for H100s where the
+CUDA plugin is installed, and prints memory per chip, FLOPs, collectives and estimated cycles.
+`--fit` searches the mesh and the remat policy.
 Needs libtpu (`pip install libtpu`). Exit status: 0 it fits, 1 it does not, 2 bad input.
 """
 
