@@ -59,11 +59,21 @@ def base_config() -> ConfigDict:
         "flow": _flow(),
         "noising": _noising(),
         "align": _align(),
-        "mesh": {"data": -1, "fsdp": 1, "sequence": 1},  # -1: all devices that are left
+        "mesh": _mesh(),
+        "attention": "auto",  # local kernel: auto, dense, chunked, splash (TPU), cudnn (GPU)
         "checkpoint": {"every": 500, "keep": 3},
         "sample": _sample(),
         "log": {"every": 10, "tensorboard": True},
     })
+
+
+def _mesh() -> dict:
+    return {
+        "data": -1,  # -1: all devices that are left
+        "fsdp": 1,  # divides the batch and the parameters
+        "sequence": 1,  # divides the image tokens and the parameters
+        "sequence_attention": "auto",  # ulysses, allgather or ulysses_allgather: parallel.sequence
+    }
 
 
 def _data() -> dict:

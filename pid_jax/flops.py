@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 from jax.interpreters import partial_eval
+from jax.sharding import Mesh
 
 from pid_jax.errors import UserError
 from pid_jax.models.attention import dense_attention
@@ -123,10 +124,7 @@ def peak_flops(device: jax.Device) -> float | None:
     return PEAK_FLOPS[max(known, key=len)] if known else None
 
 
-def utilisation(flops_per_step: float, seconds: float, devices: int,
-                peak: float | None) -> float | None:
-    """Model FLOPs utilisation (MFU, PaLM appendix B): achieved over peak, 0 to 1; None unknown.
-
-    `flops_per_step` excludes recomputation, so that rematerialising never raises it.
-    """
-    return None if peak is None else flops_per_step / (seconds * devices * peak)
+def mesh_peak(mesh: Mesh) -> float | None:
+    """The peak of all devices of a mesh together; None when it is not known."""
+    peak = peak_flops(mesh.devices.flat[0])
+    return None if peak is None else peak * mesh.size

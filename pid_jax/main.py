@@ -26,7 +26,9 @@ def main() -> None:
         raise UserError("--config is missing: name a file such as --config=configs/"
                         "quickstart_pid.py")
     from pid_jax import train  # after the flags: a typing mistake is answered at once
+    from pid_jax.parallel import multihost
 
+    multihost.start()
     train.run(CONFIG.value, WORKDIR.value)
 
 

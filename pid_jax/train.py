@@ -12,14 +12,15 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from pid_jax import objectives
-from pid_jax.config import check_config
+from pid_jax import flops, objectives
+from pid_jax.config import check_config, to_json
 from pid_jax.data import pipeline
 from pid_jax.data.buckets import build_layout
 from pid_jax.data.dataset import Dataset
 from pid_jax.errors import RunInterrupted, UserError
 from pid_jax.objectives.base import Objective
 from pid_jax.parallel import mesh as mesh_lib
+from pid_jax.parallel import multihost, sequence
 from pid_jax.training import metrics as metrics_lib
 from pid_jax.training import restore
 from pid_jax.training import workdir as workdir_lib
@@ -50,12 +51,13 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
         stack.enter_context(workdir_lib.logging_to(folder))
 
         # Mesh and objective.
+        multihost.refuse_difference(to_json(config), "the config")
         mesh = mesh_lib.make_mesh(config.mesh, config.data.batch_size, config.optim.accumulate)
-        objective = objectives.build(config)
+        objective = objectives.build(config, mesh)
         logger.info("mesh %s on %s", dict(mesh.shape), mesh.devices.flat[0].device_kind)
 
         # Data.
-        batches = stack.enter_context(open_data(config, objective))
+        batches = stack.enter_context(open_data(config, objective, mesh))
         heldout = read_heldout(config, objective)
 
         # State: own checkpoint, config.resume, config.init_from, scratch.
@@ -64,38 +66,51 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
         state, data_state = restore.initial_state(config, objective, mesh, checkpointer)
         if data_state is not None:
             batches.set_state(data_state)
-        workdir_lib.write_config(folder, config)
+        if multihost.is_writer():
+            workdir_lib.write_config(folder, config)
 
         # Steps.
         step = int(state.step)
-        writer = metrics_lib.MetricsWriter(folder, step, config.log.tensorboard)
+        writer = open_writer(folder, step, config.log.tensorboard)
         stack.callback(writer.close)
         loop = Loop(
             config=config, objective=objective, mesh=mesh, batches=batches,
             checkpointer=checkpointer, writer=writer,
             sampler=Sampler(objective, folder, mesh, heldout),
-            progress=metrics_lib.Progress(step, config.total_steps, config.data.batch_size),
+            progress=metrics_lib.Progress(step, config.total_steps, config.data.batch_size,
+                                          flops.mesh_peak(mesh)),
             interruption=stack.enter_context(catch_signals()))
         state = loop.run(state)
 
         # What is left when it is done.
         checkpointer.wait()
-        logger.info("done: %d steps; curves in %s", int(state.step), metrics_lib.plot(folder))
+        if multihost.is_writer():
+            logger.info("done: %d steps; curves in %s", int(state.step), metrics_lib.plot(folder))
+        multihost.barrier("end of the run")
     return state
 
 
-def open_data(config: ConfigDict, objective: Objective) -> pipeline.Batches:
-    """The stream of training batches, with every picture size checked against the network."""
+def open_writer(folder: Path, step: int, tensorboard: bool) -> metrics_lib.MetricsWriter:
+    """The writer of the process that writes; the others' writes nothing."""
+    if not multihost.is_writer():
+        return metrics_lib.SilentWriter()
+    return metrics_lib.MetricsWriter(folder, step, tensorboard)
+
+
+def open_data(config: ConfigDict, objective: Objective, mesh: Mesh) -> pipeline.Batches:
+    """The stream of training batches, every picture size checked against network and mesh."""
     if not config.data.path:
         raise UserError("config.data.path is not set: name a folder packed by "
                         "`python -m pid_jax.data.ingest`")
     layout = build_layout(config.data.buckets, config.data.image_size, config.data.sizes)
-    for bucket in layout.buckets:
-        objective.check_picture(bucket.height, bucket.width)
-    size = objective.sample_size
-    objective.check_picture(size, size)
-    objective.solver_table(size, size, config.sample.steps)
-    return pipeline.build_pipeline(seed=config.seed, **config.data)
+    drawn = (objective.sample_size,) * 2
+    for size in [*((bucket.height, bucket.width) for bucket in layout.buckets), drawn]:
+        objective.check_picture(*size)
+        sequence.check_network(mesh, config.mesh.sequence_attention, objective.net, *size)
+    objective.solver_table(*drawn, config.sample.steps)
+    share = multihost.batch_share(mesh_lib.batch_sharding(mesh), config.data.batch_size)
+    return pipeline.build_pipeline(seed=config.seed, process=share.index, processes=share.count,
+                                   **config.data)
 
 
 def read_heldout(config: ConfigDict, objective: Objective) -> dict[str, Any] | None:
@@ -136,6 +151,7 @@ class Loop:
     progress: metrics_lib.Progress
     interruption: Interruption
     unread: "Report | None" = None
+    work: dict[tuple[int, ...], float] = dataclasses.field(default_factory=dict)
 
     def run(self, state: TrainState) -> TrainState:
         """Runs to `total_steps`."""
@@ -147,9 +163,10 @@ class Loop:
                 self.note_compilation(state)
             if self.due(step, self.config.sample.every):
                 self.sample(state)
-            if self.due(step, self.config.checkpoint.every) or self.interruption:
+            stopping = self.stopping(step)
+            if self.due(step, self.config.checkpoint.every) or stopping:
                 self.save(state)
-            if self.interruption and step < total:
+            if stopping and step < total:
                 self.stop(step)
             self.checkpointer.poll()
         return state
@@ -158,11 +175,19 @@ class Loop:
         """Whether something that happens every so many steps, and at the end, is due."""
         return step % every == 0 or step == self.config.total_steps
 
+    def stopping(self, step: int) -> bool:
+        """Whether a signal came, to this process or (asked every `log.every` steps) another."""
+        if jax.process_count() == 1:
+            return bool(self.interruption)
+        return self.due(step, self.config.log.every) and multihost.in_any(bool(self.interruption))
+
     def one_step(self, step_function: StepFunction, state: TrainState, step: int) -> TrainState:
         """One update; reads the metrics of the one before."""
         batch = next(self.batches)
-        arrays = mesh_lib.shard_batch(self.objective.prepare(batch), self.mesh)
+        arrays = mesh_lib.shard_batch(self.objective.prepare(batch), self.mesh,
+                                      self.config.data.batch_size)
         state, values = step_function(state, arrays)
+        self.count_work(arrays)
         self.read_metrics()
         self.unread = Report(step, values, metrics_lib.digest(batch["key"]))
         return state
@@ -172,6 +197,15 @@ class Loop:
         jax.block_until_ready(state)
         logger.info("first step after %.1f s, with compilation", self.progress.seconds)
         self.progress.restart(int(state.step))
+
+    def count_work(self, arrays: Mapping[str, jax.Array]) -> None:
+        """Adds the FLOPs of a step to the progress; counted once for each picture size."""
+        if self.progress.peak is None:
+            return
+        size = arrays["image"].shape
+        if size not in self.work:
+            self.work[size] = self.objective.step_flops(arrays).total
+        self.progress.add_work(self.work[size])
 
     def read_metrics(self) -> None:
         """Writes the metrics that are outstanding; stops the run when the loss is not finite."""
@@ -202,7 +236,7 @@ class Loop:
     def stop(self, step: int) -> None:
         """Ends the run after a signal."""
         self.checkpointer.wait()
-        raise RunInterrupted(f"stopped by {self.interruption.signal.name} at step {step} of "
+        raise RunInterrupted(f"stopped by {self.interruption} at step {step} of "
                              f"{self.config.total_steps}; the state is saved, run the same "
                              "command again to go on")
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -123,10 +124,10 @@ def test_class_conditional_totals(size, sizes, giga):
     assert found.total / 1e9 == pytest.approx(giga, rel=1e-3)
 
 
-def test_peak_and_utilisation():
+def test_peak_of_devices():
     device = lambda kind: SimpleNamespace(device_kind=kind)
     assert flops.peak_flops(device("TPU v5 lite")) == 197e12
     assert flops.peak_flops(device("NVIDIA H100 80GB HBM3")) == 989e12
     assert flops.peak_flops(device("cpu")) is None
-    assert flops.utilisation(197e12, 2.0, 4, 197e12) == 0.125
-    assert flops.utilisation(1.0, 1.0, 1, None) is None
+    mesh = SimpleNamespace(devices=np.array([device("TPU v5")] * 4), size=4)
+    assert flops.mesh_peak(mesh) == 4 * 459e12

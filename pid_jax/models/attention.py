@@ -7,6 +7,7 @@ applies d**-0.5). Image tokens may be sharded by the callee, text is replicated.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,19 @@ from pid_jax.models.layers import (Params, linear, linear_spec, norm_init, rms_n
 from pid_jax.models.rope import RopeTable, rotate
 
 Attention = Callable[..., tuple[jax.Array, jax.Array | None]]
+
+# What an attention's backward pass needs from its forward pass carries this name: the remat policy
+# "attention" keeps it. Fused kernels whose results cannot be named are known by their primitive.
+SAVED_ATTENTION = "attention_output"
+SAVED_PRIMITIVES = ("dot_product_attention_fwd_wrapper",)
+
+
+_keep_named = jax.checkpoint_policies.save_only_these_names(SAVED_ATTENTION)
+
+
+def keep_attention(primitive: Any, *args: Any, **params: Any) -> bool:
+    """The remat policy "attention", for `jax.checkpoint`."""
+    return primitive.name in SAVED_PRIMITIVES or _keep_named(primitive, *args, **params)
 
 
 def dense_attention(q: jax.Array, k: jax.Array, v: jax.Array, text_q: jax.Array | None = None,
@@ -35,12 +49,13 @@ def softmax_attention(q: jax.Array, k: jax.Array, v: jax.Array,
                       key_mask: jax.Array | None = None) -> jax.Array:
     """softmax(q k^T d^-0.5) v, [B, L, H, d]; scores and softmax in float32.
 
-    A query with no key to attend to gets zeros, as PyTorch's attention gives.
+    A query with no key to attend to gets zeros, as PyTorch's attention gives. The result carries
+    the name `SAVED_ATTENTION`.
     """
     q = q * q.shape[-1] ** -0.5
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32)
     weights = _masked_softmax(scores, key_mask).astype(v.dtype)
-    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+    return checkpoint_name(jnp.einsum("bhqk,bkhd->bqhd", weights, v), SAVED_ATTENTION)
 
 
 def _masked_softmax(scores: jax.Array, key_mask: jax.Array | None) -> jax.Array:
@@ -72,12 +87,4 @@ def self_attention(params: Params, x: jax.Array, heads: int, table: RopeTable,
                    attention: Attention, key_mask: jax.Array | None = None) -> jax.Array:
     """Attention among tokens x [B, L, D] with q/k norms and rotary positions, then `proj`."""
     out, _ = attention(*project_qkv(params, x, heads, table), key_mask=key_mask)
-    return linear(params["proj"], save_name(out).reshape(x.shape))
-
-
-SAVED_ATTENTION = "attention_output"
-
-
-def save_name(x: jax.Array) -> jax.Array:
-    """Marks an attention output as what the remat policy "attention" keeps."""
-    return checkpoint_name(x, SAVED_ATTENTION)
+    return linear(params["proj"], out.reshape(x.shape))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pid_jax.models.attention import (Attention, project_qkv, save_name, self_attention,
+from pid_jax.models.attention import (Attention, project_qkv, self_attention,
                                       self_attention_spec)
 from pid_jax.models.layers import (Params, draw, gelu, linear, linear_spec, mlp_spec, modulate,
                                    modulation_spec, norm_init, rms_norm, swiglu, swiglu_spec,
@@ -62,7 +62,7 @@ def _patch_qkv(params, side, tokens, mods, heads, table):
 
 
 def _patch_rest(params, side, tokens, attended, mods):
-    attended = save_name(attended).reshape(tokens.shape)
+    attended = attended.reshape(tokens.shape)
     tokens = tokens + mods[2] * linear(params["attn"][f"proj_{side}"], attended)
     hidden = modulate(rms_norm(params[f"norm_{side}2"], tokens), *mods[3:5])
     return tokens + mods[5] * swiglu(params[f"mlp_{side}"], hidden)

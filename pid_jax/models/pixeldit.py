@@ -20,6 +20,7 @@ from pid_jax.models.layers import (draw, linear, linear_init, linear_spec, norm_
                                    patchify, pixel_positions, rms_norm, time_embedding, time_init,
                                    to_grid, unpatchify, xavier_uniform, zeros)
 from pid_jax.models.outputs import NetOutput
+from pid_jax.models.placement import TEXT, TOKENS, Constrain, unconstrained
 from pid_jax.models.rope import ROPE_MODES, RopeTable, image_rope, text_rope
 from pid_jax.models.shell import Init, Shell
 from pid_jax.models.stacking import REMAT_POLICIES, Injection, run_blocks, stacked_init
@@ -29,8 +30,8 @@ class PixelDiT(Shell):
     """Text-to-image PixelDiT. Option names and defaults are those of the PyTorch reference.
 
     Beyond them: `dtype` (of the arithmetic), `param_dtype`, `remat` ("none", "full", "attention":
-    recompute all of a block or all but its attention in the backward pass) and `attention`
-    (the injected attention, see `models.attention`).
+    recompute all of a block or all but its attention in the backward pass), `attention` (the
+    injected attention, see `models.attention`) and `constrain` (see `models.placement`).
     """
 
     in_channels: int = 3
@@ -61,6 +62,7 @@ class PixelDiT(Shell):
     dtype: Any = jnp.float32
     remat: str = "none"
     attention: Attention = dense_attention
+    constrain: Constrain = unconstrained
 
     def __post_init__(self):
         super().__post_init__()
@@ -118,10 +120,10 @@ class PixelDiT(Shell):
         """
         check_inputs(self, x, t, y, mask, feature_indices, return_features_early)
         grid = (x.shape[1] // self.patch_size, x.shape[2] // self.patch_size)
-        patches = patchify(x.astype(self.dtype), self.patch_size)
+        patches = self.constrain(patchify(x.astype(self.dtype), self.patch_size), TOKENS)
         t_emb = time_embedding(self.weights["t_embedder"], t, self.dtype)[:, None]
         tokens = linear(self.weights["s_embedder"]["proj"], patches.reshape(*patches.shape[:2], -1))
-        text = self._text_tokens(y)
+        tokens, text = self._placed((tokens, self._text_tokens(y)))
         for name, value in (("t_embedder", t_emb[:, 0]), ("s_embedder", tokens)):
             self.sow("intermediates", name, value)
 
@@ -137,6 +139,10 @@ class PixelDiT(Shell):
         out = self._pixel_path(patches, condition if pixel_gate is None else pixel_gate(condition),
                                mask, grid)
         return NetOutput(out, features, condition if repa_tokens is None else repa_tokens)
+
+    def _placed(self, stream: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """The (image, text) stream where the mesh wants it."""
+        return self.constrain(stream[0], TOKENS), self.constrain(stream[1], TEXT)
 
     def _text_tokens(self, y: jax.Array) -> jax.Array:
         y = y[:, :self.txt_max_length].astype(self.dtype)
@@ -161,9 +167,10 @@ class PixelDiT(Shell):
         context = self._patch_context(condition, mask, text.shape[1], tokens.shape[1],
                                       compression.compressed_grid(self, grid))
         result = run_blocks(
-            functools.partial(patch_block, context=context), self.weights["patch_blocks"],
-            (tokens, text), depth=taps[-1] + 1 if early else None, taps=taps,
-            tap_of=lambda stream: stream[0], injection=_on_image(injection), remat=self.remat,
+            lambda params, stream: self._placed(patch_block(params, stream, context)),
+            self.weights["patch_blocks"], (tokens, text), taps=taps,
+            depth=taps[-1] + 1 if early else None, tap_of=lambda stream: stream[0],
+            injection=_on_image(injection), remat=self.remat,
             collect=self.is_mutable_collection("intermediates"))
         self.sow("intermediates", "patch_blocks", result.collected)
         tokens = result.stream[0]
@@ -195,7 +202,8 @@ class PixelDiT(Shell):
             self.rope_for(self.pixel_attn_hidden_size // self.pixel_num_groups, grid),
             self.attention, mask)
         result = run_blocks(
-            functools.partial(pixel_block, context=context), self.weights["pixel_blocks"], z,
+            lambda params, z: self.constrain(pixel_block(params, z, context), TOKENS),
+            self.weights["pixel_blocks"], self.constrain(z, TOKENS),
             remat=self.remat, collect=self.is_mutable_collection("intermediates"))
         self.sow("intermediates", "pixel_blocks", result.collected)
         final = self.weights["final_layer"]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pid_jax.models.attention import SAVED_ATTENTION
+from pid_jax.models.attention import keep_attention
 
 REMAT_POLICIES = ("none", "full", "attention")
 
@@ -45,10 +45,9 @@ def rematerialised(function: Callable, policy: str) -> Callable:
     """`function` that recomputes in the backward pass: everything, or all but attention outputs."""
     if policy == "none":
         return function
-    saved = jax.checkpoint_policies.save_only_these_names(SAVED_ATTENTION)
     # Inside a scan nothing can be merged across the forward and backward loops anyway.
     return jax.checkpoint(function, prevent_cse=False,
-                          policy=saved if policy == "attention" else None)
+                          policy=keep_attention if policy == "attention" else None)
 
 
 def run_blocks(block: BlockFn, params: Any, stream: Any, *, depth: int | None = None,

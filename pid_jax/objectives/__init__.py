@@ -1,6 +1,7 @@
 """What is trained: one file each. `build` makes the objective of a config and checks its parts."""
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from pid_jax import encoders, models
@@ -8,20 +9,27 @@ from pid_jax.errors import UserError
 from pid_jax.objectives.base import Objective
 from pid_jax.objectives.pid_teacher import PidTeacher
 from pid_jax.objectives.pixeldit_t2i import PixelDitT2I
+from pid_jax.parallel.mesh import single_device
+from pid_jax.parallel.sequence import make_attention, make_constrain
 
 MODEL_OF = {"pixeldit_t2i": "pixeldit_t2i", "pid_teacher": "pidnet"}
 
 
-def build(config: ConfigDict) -> Objective:
+def build(config: ConfigDict, mesh: Mesh | None = None) -> Objective:
     """Makes the network, the encoders and the objective that use them.
 
+    Args:
+      mesh: where the network will run; None: the first device alone.
     Raises:
       UserError: a name or option is unknown, or the parts do not fit each other; found before
         anything compiles.
     """
     check_model_name(config)
-    net = models.build_model(dtype=jnp.dtype(config.dtype),
-                             param_dtype=jnp.dtype(config.param_dtype), **config.model)
+    mesh = single_device() if mesh is None else mesh
+    net = models.build_model(
+        dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype),
+        attention=make_attention(mesh, config.attention, config.mesh.sequence_attention),
+        constrain=make_constrain(mesh), **config.model)
     text = encoders.build_text_encoder(**config.text)
     check_text(net, text)
     if config.objective == "pixeldit_t2i":

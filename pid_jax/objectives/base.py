@@ -1,9 +1,10 @@
 """What every objective shares: making the state, and one update from a loss."""
 
 import abc
+import copy
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +16,8 @@ from pid_jax import models
 from pid_jax.diffusion import dpm_solver, schedules, time_sampling
 from pid_jax.encoders.protocols import TextEncoder
 from pid_jax.errors import UserError
+from pid_jax.flops import Flops, count_flops, counted_attention
+from pid_jax.models.placement import unconstrained
 from pid_jax.training import ema, freezing, optim
 from pid_jax.training.state import Params, TrainState, step_key
 
@@ -116,6 +119,35 @@ class Objective(abc.ABC):
                             f"most {LARGEST_SIDE}")
         check_divides(height, width, self.net.patch_size, "the patch size")
 
+    def batch_shapes(self, batch: int, height: int, width: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes of what `prepare` makes, for compiling without data."""
+        return {"image": float_shape(batch, height, width, 3), "text": self.text_shape(batch)}
+
+    def text_shape(self, batch: int) -> jax.ShapeDtypeStruct:
+        """Shape of caption embeddings."""
+        return float_shape(batch, self.text.length, self.text.width)
+
+    def counting(self) -> "Objective":
+        """This objective with a network whose FLOPs `pid_jax.flops` can count; never run it."""
+        counted = copy.copy(self)
+        counted.net = self.net.clone(attention=counted_attention, constrain=unconstrained,
+                                     remat="none")
+        return counted
+
+    def step_flops(self, batch: Mapping[str, Any]) -> Flops:
+        """FLOPs that one update on a batch of these shapes needs, without recomputation."""
+        counted = self.counting()
+        state = jax.eval_shape(counted.init, jax.random.key(0))
+        return count_flops(counted.step, state, dict(batch))
+
+    @abc.abstractmethod
+    def drawing(self, batch: int, height: int,
+                width: int) -> tuple[Callable, dict[str, jax.ShapeDtypeStruct]]:
+        """The function that draws pictures, and the shapes of its arguments per picture.
+
+        It also takes `params` first, and `null_text`, `table` and `scale` by name.
+        """
+
     @abc.abstractmethod
     def prepare(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The arrays of a pipeline's batch that go to the devices; runs on the host."""
@@ -177,6 +209,11 @@ def check_divides(height: int, width: int, divisor: int, what: str) -> None:
             choice = f"{lower} or {lower + divisor}" if lower else f"{divisor}"
             raise UserError(f"pictures of {width} x {height} pixels do not fit: {what} "
                             f"({divisor}) does not divide {side}; choose {choice}")
+
+
+def float_shape(*shape: int) -> jax.ShapeDtypeStruct:
+    """A float32 array that is only described."""
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def make_optimizer(options: ConfigDict) -> optim.AdamW:

@@ -7,7 +7,7 @@
 | `decode`      | DPM-Solver++ 2M, guidance on the text only                             |
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from pid_jax.diffusion import degrade, dpm_solver, flow, guidance, losses, noising
 from pid_jax.encoders.protocols import LatentCodec, TextEncoder
-from pid_jax.objectives.base import Batch, Metrics, Objective, check_divides
+from pid_jax.objectives.base import Batch, Metrics, Objective, float_shape, check_divides
 from pid_jax.training import freezing
 from pid_jax.training.state import Params
 
@@ -142,6 +142,19 @@ class PidTeacher(Objective):
         predict = guidance.guided_by_two_calls(conditional, unconditional, scale)
         pictures = dpm_solver.solve(predict, noise, table, self.config.flow.prediction_type)
         return jnp.clip(pictures, -1.0, 1.0)
+
+    def batch_shapes(self, batch: int, height: int, width: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Adds the range of each sample's noise level."""
+        return super().batch_shapes(batch, height, width) | {"sigma_range": float_shape(batch, 2)}
+
+    def drawing(self, batch: int, height: int,
+                width: int) -> tuple[Callable, dict[str, jax.ShapeDtypeStruct]]:
+        """`decode`, from noise, latents with their noise levels, and captions."""
+        cell = self.net.sr_scale * self.codec.spatial_factor
+        return self.decode, {
+            "noise": float_shape(batch, height, width, 3),
+            "latent": float_shape(batch, height // cell, width // cell, self.codec.channels),
+            "sigma": float_shape(batch), "text": self.text_shape(batch)}
 
     def sample_inputs(self, heldout: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
         """Pictures held out of training, and their captions."""

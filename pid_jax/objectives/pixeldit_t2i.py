@@ -7,7 +7,7 @@
 | `draw`                  | DPM-Solver++ 2M with classifier-free guidance    |
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pid_jax.diffusion import dpm_solver, flow, guidance
-from pid_jax.objectives.base import Batch, Metrics, Objective
+from pid_jax.objectives.base import Batch, Metrics, Objective, float_shape
 from pid_jax.training.state import Params
 
 
@@ -69,6 +69,12 @@ class PixelDitT2I(Objective):
             lambda x, t, condition: self.predict(params, x, t, condition), text, null_text, scale)
         pictures = dpm_solver.solve(predict, noise, table, self.config.flow.prediction_type)
         return jnp.clip(pictures, -1.0, 1.0)
+
+    def drawing(self, batch: int, height: int,
+                width: int) -> tuple[Callable, dict[str, jax.ShapeDtypeStruct]]:
+        """`draw`, from noise and captions."""
+        return self.draw, {"noise": float_shape(batch, height, width, 3),
+                           "text": self.text_shape(batch)}
 
     def sample_inputs(self, heldout: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
         """The fixed prompts of the config, as many as fit `sample.count`."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from pid_jax.errors import UserError
 from pid_jax.models.attention import SAVED_ATTENTION, softmax_attention
@@ -87,7 +88,8 @@ def chunked(q: jax.Array, k: jax.Array, v: jax.Array, key_mask: jax.Array | None
         return softmax_attention(piece, wide[0].astype(k.dtype), wide[1].astype(v.dtype), key_mask)
 
     out = jax.lax.map(attend, pieces).swapaxes(0, 1)
-    return out.reshape(q.shape[0], -1, *q.shape[2:])[:, :length]
+    out = out.reshape(q.shape[0], -1, *q.shape[2:])[:, :length]
+    return checkpoint_name(out, SAVED_ATTENTION)
 
 
 def splash(q: jax.Array, k: jax.Array, v: jax.Array, key_mask: jax.Array | None = None,

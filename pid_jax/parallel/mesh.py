@@ -9,6 +9,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pid_jax.errors import UserError
+from pid_jax.parallel import multihost
 
 AXES = ("data", "fsdp", "sequence")
 BATCH_AXES = ("data", "fsdp")
@@ -30,8 +31,17 @@ def make_mesh(sizes: Mapping[str, int], batch: int, accumulate: int = 1,
     shape = resolve_sizes(sizes, len(devices))
     check_batch(shape, batch, accumulate)
     used = devices[:math.prod(shape.values())]
-    grid = mesh_utils.create_device_mesh(tuple(shape.values()), used, allow_split_physical_axes=True)
+    if len(used) < len(devices) and len({device.process_index for device in devices}) > 1:
+        raise UserError(f"the mesh uses {len(used)} of {len(devices)} devices of several "
+                        "processes; use all of them, or start fewer processes")
+    grid = mesh_utils.create_device_mesh(
+        tuple(shape.values()), used, allow_split_physical_axes=True)
     return Mesh(grid, AXES)
+
+
+def single_device() -> Mesh:
+    """The mesh of the first local device alone."""
+    return Mesh(np.array(jax.local_devices()[:1]).reshape(1, 1, 1), AXES)
 
 
 def resolve_sizes(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
@@ -76,8 +86,15 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
-def shard_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Places a host batch (every array with the global batch leading) on the mesh."""
+def shard_batch(batch: Mapping[str, np.ndarray], mesh: Mesh,
+                rows: int | None = None) -> dict[str, jax.Array]:
+    """Places a host batch on the mesh.
+
+    Args:
+      batch: arrays that hold this process's rows (`multihost.batch_share`), or all of them.
+      rows: of the global batch; None: `batch` holds all of them.
+    """
     sharding = batch_sharding(mesh)
-    return {name: jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
-            for name, array in batch.items()}
+    rows = len(next(iter(batch.values()))) if rows is None else rows
+    share = multihost.batch_share(sharding, rows)
+    return {name: multihost.global_array(array, sharding, share) for name, array in batch.items()}

@@ -12,22 +12,23 @@ the collectives are transposed by JAX.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pid_jax.errors import UserError
 from pid_jax.models.attention import Attention
+from pid_jax.models.placement import TEXT, TOKENS, Constrain, unconstrained
 from pid_jax.parallel.kernels import Kernel, local_kernel
+from pid_jax.parallel.mesh import BATCH_AXES
 
 AXIS = "sequence"
 DESIGNS = ("auto", "ulysses", "allgather", "ulysses_allgather")
-TOKENS = PartitionSpec(("data", "fsdp"), AXIS, None, None)
-TEXT = PartitionSpec(("data", "fsdp"), None, None, None)
-MASK = PartitionSpec(("data", "fsdp"), None)
+# Trailing axes are whole. A key mask speaks of all tokens and is placed like text.
+SPECS = {TOKENS: PartitionSpec(BATCH_AXES, AXIS), TEXT: PartitionSpec(BATCH_AXES)}
 
 
 class Degrees(NamedTuple):
@@ -92,12 +93,45 @@ def make_attention(mesh: Mesh, kernel: str | Kernel = "auto", design: str = "aut
     return attention
 
 
+def make_constrain(mesh: Mesh) -> Constrain:
+    """The placement of named activations (`models.placement`) on `mesh`.
+
+    Raises (when traced):
+      UserError: a batch or token count that the mesh cannot divide.
+    """
+    if mesh.size == 1:
+        return unconstrained
+
+    def constrain(x: jax.Array, name: str) -> jax.Array:
+        if name == TOKENS:
+            check_shapes(mesh, *x.shape[:2])
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, SPECS[name]))
+
+    return constrain
+
+
+def check_network(mesh: Mesh, design: str, net: Any, height: int, width: int) -> None:
+    """Refuses pictures whose tokens, or a network whose heads, the mesh cannot divide.
+
+    Args:
+      net: has `patch_size`, and `num_groups` and `pixel_num_groups` heads.
+    """
+    check_tokens(mesh, height // net.patch_size * (width // net.patch_size))
+    for heads in (net.num_groups, net.pixel_num_groups):
+        degrees(design, mesh.shape[AXIS], heads)
+
+
 def check_shapes(mesh: Mesh, batch: int, tokens: int) -> None:
     """Refuses a batch or a token count that the mesh does not divide evenly."""
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     if batch % ways:
         raise UserError(f"a batch of {batch} cannot be divided over data {mesh.shape['data']} x "
                         f"fsdp {mesh.shape['fsdp']}; choose a batch that {ways} divides")
+    check_tokens(mesh, tokens)
+
+
+def check_tokens(mesh: Mesh, tokens: int) -> None:
+    """Refuses a token count that the `sequence` axis does not divide evenly."""
     if tokens % mesh.shape[AXIS]:
         raise UserError(f"{tokens} image tokens cannot be divided over the mesh axis sequence "
                         f"{mesh.shape[AXIS]}; choose a picture size or a sequence axis that fits")
@@ -106,11 +140,11 @@ def check_shapes(mesh: Mesh, batch: int, tokens: int) -> None:
 def _over_mesh(mesh: Mesh, body: Callable, image: tuple, text: tuple | None,
                key_mask: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
     """Runs `body` on every device's share. Absent text or mask are empty trees."""
-    specs = ((TOKENS,) * 3, None if text is None else (TEXT,) * 3,
-             None if key_mask is None else MASK)
+    specs = ((SPECS[TOKENS],) * 3, None if text is None else (SPECS[TEXT],) * 3,
+             None if key_mask is None else SPECS[TEXT])
     # Pallas kernels cannot declare what varies over the mesh, hence check_vma False.
     return jax.shard_map(body, mesh=mesh, in_specs=specs,
-                         out_specs=(TOKENS, None if text is None else TEXT),
+                         out_specs=(SPECS[TOKENS], None if text is None else SPECS[TEXT]),
                          check_vma=False)(image, text, key_mask)
 
 

@@ -29,20 +29,36 @@ def replicate(path: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
 
 
 def divide_matrix(path: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-    """Divides the longer of the last two axes that `fsdp` divides.
+    """Divides the last two axes: the longer over `fsdp`, the other over `sequence`.
 
-    Leading axes of stacked blocks stay whole, since a scan walks along them.
+    Where an axis does not divide, both go on one, or one is left out. Leading axes of stacked
+    blocks stay whole, since a scan walks along them.
     """
-    ways = mesh.shape["fsdp"]
-    if ways == 1 or math.prod(shape) < SMALLEST_DIVIDED:
+    names = [name for name in ("fsdp", "sequence") if mesh.shape[name] > 1]
+    if math.prod(shape) < SMALLEST_DIVIDED:
         return PartitionSpec()
-    axes = [a for a in range(max(0, len(shape) - 2), len(shape)) if shape[a] % ways == 0]
-    if not axes:
-        logger.info("%s %s: fsdp %d divides neither of the last two axes; whole on every device",
-                    path, shape, ways)
-        return PartitionSpec()
-    chosen = max(axes, key=lambda axis: shape[axis])
-    return PartitionSpec(*("fsdp" if axis == chosen else None for axis in range(len(shape))))
+    spec: list[tuple[str, ...]] = [()] * len(shape)
+    for name in names:
+        axis = _axis_for(name, spec, shape, mesh)
+        if axis is None:
+            logger.info("%s %s: %s %d divides neither of the last two axes; whole along it", path,
+                        shape, name, mesh.shape[name])
+        else:
+            spec[axis] += (name,)
+    return PartitionSpec(*(_entry(axes) for axes in spec)) if any(spec) else PartitionSpec()
+
+
+def _axis_for(name: str, spec: Sequence[tuple[str, ...]], shape: tuple[int, ...],
+              mesh: Mesh) -> int | None:
+    """The axis to divide over mesh axis `name`: one not divided yet, then the longest."""
+    ways = lambda axis: mesh.shape[name] * math.prod(mesh.shape[other] for other in spec[axis])
+    fitting = [axis for axis in range(max(0, len(shape) - 2), len(shape))
+               if shape[axis] % ways(axis) == 0]
+    return max(fitting, key=lambda axis: (not spec[axis], shape[axis]), default=None)
+
+
+def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:
+    return axes if len(axes) > 1 else axes[0] if axes else None
 
 
 RULES: Rules = (

@@ -21,6 +21,9 @@ class Interruption:
     def __bool__(self) -> bool:
         return self.signal is not None
 
+    def __str__(self) -> str:
+        return self.signal.name if self.signal else "a signal to another process"
+
     def handle(self, number: int, frame) -> None:
         """Remembers the signal and gives the next one its default meaning."""
         self.signal = signal.Signals(number)

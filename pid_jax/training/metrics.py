@@ -58,6 +58,19 @@ class MetricsWriter:
             self._board.close()
 
 
+class SilentWriter:
+    """Takes the place of a `MetricsWriter` in the processes of a run that write nothing."""
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def board(self, step: int, values: Mapping[str, float]) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 def _plain(value: Any) -> Any:
     """A JSON value: numbers that JSON lacks become text."""
     if isinstance(value, (str, int)):
@@ -102,14 +115,22 @@ def truncate(path: Path, last_step: int) -> None:
 class Progress:
     """Speed and time left, measured over the steps since the last report."""
 
-    def __init__(self, step: int, total_steps: int, batch_size: int):
-        """Starts the clock at `step` updates done."""
-        self._total, self._batch = total_steps, batch_size
+    def __init__(self, step: int, total_steps: int, batch_size: int, peak: float | None = None):
+        """Starts the clock at `step` updates done.
+
+        Args:
+          peak: FLOP/s of all devices together; None when it is not known.
+        """
+        self._total, self._batch, self.peak = total_steps, batch_size, peak
         self.restart(step)
 
     def restart(self, step: int) -> None:
         """Starts the clock again, after something that is not training."""
-        self._step, self._time = step, time.monotonic()
+        self._step, self._time, self._flops = step, time.monotonic(), 0.0
+
+    def add_work(self, flops: float) -> None:
+        """Counts the FLOPs of one update, for the utilisation in the next line."""
+        self._flops += flops
 
     @property
     def seconds(self) -> float:
@@ -117,14 +138,19 @@ class Progress:
         return time.monotonic() - self._time
 
     def line(self, step: int, values: Mapping[str, Any]) -> str:
-        """`step 20/600 | loss 0.51 | grad 1.2 | lr 1e-04 | 8.1 images/s | 0:03:10 left`."""
+        """`step 20/600 | loss 0.51 | grad 1.2 | lr 1e-04 | 8.1 images/s | 0:03:10 left`.
+
+        Where the peak of the devices is known, `41.0% MFU` (model FLOPs utilisation) follows
+        the speed.
+        """
         seconds = max(self.seconds, 1e-9) / max(step - self._step, 1)
+        used = f" | {self._flops / (self.seconds * self.peak):.1%} MFU" if self.peak else ""
         self.restart(step)
         left = _clock((self._total - step) * seconds)
         return (f"step {step}/{self._total} | loss {float(values['loss']):.4f} | "
                 f"grad {float(values['grad_norm']):.3g} | "
                 f"lr {float(values['learning_rate']):.3g} | "
-                f"{self._batch / seconds:.2f} images/s | {left} left")
+                f"{self._batch / seconds:.2f} images/s{used} | {left} left")
 
 
 def _clock(seconds: float) -> str:

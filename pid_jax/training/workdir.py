@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from pid_jax import config as config_lib
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
+from pid_jax.parallel import multihost
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +67,17 @@ def write_config(workdir: Path, config: ConfigDict) -> None:
 
 @contextlib.contextmanager
 def logging_to(workdir: Path) -> Iterator[None]:
-    """Sends the package's log to stderr and to `log.txt`; libraries speak from warnings up."""
+    """Sends the package's log to stderr and to `log.txt`; libraries speak from warnings up.
+
+    Of several processes only the writing one logs more than warnings, and only it to the file.
+    """
     absl_logging.set_verbosity(absl_logging.WARNING)
     root = logging.getLogger("pid_jax")
-    root.setLevel(logging.INFO)
+    root.setLevel(logging.INFO if multihost.is_writer() else logging.WARNING)
     root.propagate = False
-    handlers = [logging.StreamHandler(), logging.FileHandler(workdir / "log.txt")]
+    handlers: list[logging.Handler] = [logging.StreamHandler()]
+    if multihost.is_writer():
+        handlers.append(logging.FileHandler(workdir / "log.txt"))
     for handler in handlers:
         handler.setFormatter(logging.Formatter(LOG_FORMAT, datefmt="%H:%M:%S"))
         root.addHandler(handler)

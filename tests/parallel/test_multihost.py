@@ -14,9 +14,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pid_jax.errors import UserError
 from pid_jax.parallel import multihost
+from tests import tiny
 
 SCRIPT = Path(__file__).with_name("rehearsal.py")
-SECONDS = 300
+REPOSITORY = SCRIPT.parents[2]
+SECONDS = 900
 
 
 @pytest.mark.parametrize("environment, size", [
@@ -57,15 +59,14 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def rehearse(processes: int) -> list[dict]:
-    """Runs the script in so many processes that have eight devices together."""
+def together(command: list[str], processes: int, devices: int) -> list[str]:
+    """Runs a command in so many processes that share `devices`; what each one printed."""
     environment = dict(
-        os.environ, PID_JAX_PROCESSES=str(processes),
-        PID_JAX_COORDINATOR=f"127.0.0.1:{free_port()}",
-        XLA_FLAGS=f"--xla_force_host_platform_device_count={8 // processes}",
-        PYTHONPATH=str(SCRIPT.parents[2]))
-    running = [subprocess.Popen([sys.executable, str(SCRIPT)], text=True, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE,
+        os.environ, JAX_PLATFORMS="cpu", PYTHONPATH=str(REPOSITORY),
+        XLA_FLAGS=f"--xla_force_host_platform_device_count={devices // processes}",
+        PID_JAX_PROCESSES=str(processes), PID_JAX_COORDINATOR=f"127.0.0.1:{free_port()}")
+    running = [subprocess.Popen([sys.executable, *command], text=True, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, cwd=REPOSITORY,
                                 env=environment | {"PID_JAX_PROCESS": str(index)})
                for index in range(processes)]
     try:
@@ -74,7 +75,12 @@ def rehearse(processes: int) -> list[dict]:
         for process in running:
             process.kill()
     assert all(process.returncode == 0 for process in running), results
-    return [json.loads(out.splitlines()[-1]) for out, _ in results]
+    return [out for out, _ in results]
+
+
+def rehearse(processes: int) -> list[dict]:
+    """What the script saw in so many processes of eight devices together."""
+    return [json.loads(out.splitlines()[-1]) for out in together([str(SCRIPT)], processes, 8)]
 
 
 def test_two_processes_equal_one():
@@ -88,3 +94,37 @@ def test_two_processes_equal_one():
         for found in both:
             assert found[shape]["loss"] == pytest.approx(alone[shape]["loss"], rel=1e-6)
             assert found[shape]["gradient"] == pytest.approx(alone[shape]["gradient"], rel=1e-6)
+
+
+CONFIG = """
+from pathlib import Path
+from tests import tiny
+
+def get_config():
+    return tiny.config({objective!r}, Path({data!r}))
+"""
+
+
+def losses(folder: Path) -> list[float]:
+    """The loss of every step of a run."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+@pytest.mark.parametrize("objective", [
+    "pid_teacher", pytest.param("pixeldit_t2i", marks=pytest.mark.slow)])
+def test_training_is_the_same_on_one_device_on_eight_and_in_two_processes(tmp_path, objective):
+    data = tiny.write_dataset(tmp_path / "data")
+    file = tmp_path / "config.py"
+    file.write_text(CONFIG.format(objective=objective, data=str(data)))
+    found = {}
+    for name, processes, devices, mesh in (("one", 1, 1, (1, 1, 1)), ("eight", 1, 8, (2, 2, 2)),
+                                           ("processes", 2, 8, (1, 2, 4))):
+        sizes = [f"--config.mesh.{axis}={n}" for axis, n in zip(("data", "fsdp", "sequence"), mesh)]
+        together(["-m", "pid_jax.main", f"--config={file}", f"--workdir={tmp_path / name}", *sizes],
+                 processes, devices)
+        found[name] = losses(tmp_path / name)
+        assert (tmp_path / name / "samples" / "step_0000004.png").exists()
+    assert len(found["one"]) == 4
+    for name in ("eight", "processes"):
+        assert found[name] == pytest.approx(found["one"], rel=1e-5), name

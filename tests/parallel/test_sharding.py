@@ -11,9 +11,9 @@ from pid_jax.parallel import sharding
 MESH = AbstractMesh((2, 4, 1), ("data", "fsdp", "sequence"))
 
 
-def specs(**shapes):
+def specs(mesh=MESH, **shapes):
     tree = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-    return {name: place.spec for name, place in sharding.state_shardings(tree, MESH).items()}
+    return {name: place.spec for name, place in sharding.state_shardings(tree, mesh).items()}
 
 
 def test_longer_matrix_axis_is_divided_and_stacks_stay_whole():
@@ -22,6 +22,15 @@ def test_longer_matrix_axis_is_divided_and_stacks_stay_whole():
 
 def test_other_axis_when_the_longer_one_does_not_divide():
     assert specs(kernel=(256, 513)) == {"kernel": PartitionSpec("fsdp", None)}
+
+
+@pytest.mark.parametrize("shape, spec", [
+    ((8, 256, 512), (None, "sequence", "fsdp")), ((512, 256), ("fsdp", "sequence")),
+    ((257, 512), (None, ("fsdp", "sequence"))), ((512, 260), (("fsdp", "sequence"), None)),
+    ((260, 516), (None, "fsdp")), ((257, 520), (None, "fsdp"))])
+def test_sequence_divides_parameters_too(shape, spec):
+    mesh = AbstractMesh((1, 4, 8), ("data", "fsdp", "sequence"))
+    assert specs(mesh, kernel=shape) == {"kernel": PartitionSpec(*spec)}
 
 
 def test_small_and_unsplittable_leaves_are_whole():

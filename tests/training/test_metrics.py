@@ -62,6 +62,15 @@ def test_progress_line():
         "step 20/600 | loss 0.5123 | grad 1.25 | lr 0.0001 | ")
 
 
+def test_utilisation_is_work_over_peak(monkeypatch):
+    clock = iter([0.0, *[2.0] * 9])
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: next(clock))
+    progress = metrics.Progress(0, 600, 4, peak=100.0)
+    progress.add_work(50.0)
+    line = progress.line(1, {"loss": 0.5, "grad_norm": 1.0, "learning_rate": 1e-4})
+    assert "| 2.00 images/s | 25.0% MFU | 0:19:58 left" in line
+
+
 def test_smooth_is_unbiased():
     np.testing.assert_allclose(metrics.smooth([3.0] * 200), 3.0)
     assert metrics.smooth([5.0, 1.0], window=0.1)[0] == 5.0

@@ -1,0 +1,1 @@
+"""Compiling for machines that are not here: `python -m pid_jax.parallel.aot`."""

@@ -1,0 +1,97 @@
+"""The whole training step on eight devices equals one device: loss, every gradient, new state."""
+
+import collections
+import functools
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from pid_jax import objectives
+from pid_jax.errors import UserError
+from pid_jax.parallel import mesh as mesh_lib
+from pid_jax.parallel import sequence
+from pid_jax.parallel.sharding import state_shardings
+from pid_jax.training.state import step_key
+from tests import tiny
+
+BATCH = 8
+RELATIVE = 1e-6
+
+
+def config(objective: str):
+    result = tiny.config(objective, Path("unused"))
+    result.data.batch_size = BATCH
+    return result
+
+
+def batch_of(made, height: int, width: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    images = rng.uniform(-1, 1, (BATCH, height, width, 3)).astype(np.float32)
+    return made.prepare({"image": images, "caption": [f"picture {i}" for i in range(BATCH)],
+                         "source": ["a"] * BATCH})
+
+
+def results(options, mesh, height, width):
+    """Metrics and gradients of one step on a mesh, as numpy."""
+    made = objectives.build(options, mesh)
+    abstract = jax.eval_shape(made.init, jax.random.key(0))
+    places = state_shardings(abstract, mesh)
+    state = jax.jit(made.init, out_shardings=places)(jax.random.key(0))
+    batch = mesh_lib.shard_batch(batch_of(made, height, width), mesh)
+
+    def step(state, batch):
+        examples = made.examples(batch, step_key(0, state.step))
+        metrics, gradients = made.gradients(state.params, examples)
+        return metrics | made.update(state, gradients)[1], gradients
+
+    return jax.device_get(jax.jit(step)(state, batch))
+
+
+@functools.cache
+def alone(objective: str, height: int, width: int):
+    return results(config(objective), mesh_lib.single_device(), height, width)
+
+
+@pytest.mark.parametrize("objective, shape, height, width", [
+    ("pid_teacher", (8, 1, 1), 32, 32), ("pid_teacher", (2, 2, 2), 32, 32),
+    ("pixeldit_t2i", (1, 1, 8), 32, 32), ("pid_teacher", (1, 2, 4), 32, 64)])
+def test_step_equals_one_device(objective, shape, height, width):
+    mesh = mesh_lib.make_mesh(dict(zip(mesh_lib.AXES, shape)), BATCH)
+    metrics, gradients = results(config(objective), mesh, height, width)
+    expected_metrics, expected_gradients = alone(objective, height, width)
+    for name, value in expected_metrics.items():
+        assert metrics[name] == pytest.approx(value, rel=RELATIVE), name
+    assert_layers_equal(flat(gradients), flat(expected_gradients))
+
+
+def flat(tree) -> dict[str, np.ndarray]:
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+            for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def assert_layers_equal(actual: dict, expected: dict) -> None:
+    """Every gradient, relative to the largest of its layer: a bias's is a sum that cancels."""
+    scale = collections.defaultdict(float)
+    for name, leaf in expected.items():
+        layer = name.rpartition("/")[0]
+        scale[layer] = max(scale[layer], np.abs(leaf).max())
+    assert actual.keys() == expected.keys()
+    for name, leaf in expected.items():
+        tolerance = RELATIVE * scale[name.rpartition("/")[0]]
+        np.testing.assert_allclose(actual[name], leaf, rtol=0, atol=tolerance, err_msg=name)
+
+
+def test_wrong_meshes_are_refused_before_compiling():
+    options = config("pixeldit_t2i")
+    sizes = dict(zip(mesh_lib.AXES, (1, 1, 8)))
+    mesh = mesh_lib.make_mesh(sizes, BATCH)
+    net = objectives.build(options, mesh).net
+    with pytest.raises(UserError, match="20 image tokens .* sequence 8"):
+        sequence.check_network(mesh, "auto", net, 40, 32)
+    with pytest.raises(UserError, match="does not divide 2 heads"):
+        sequence.check_network(mesh, "ulysses", net, 32, 32)
+    options.mesh.sequence_attention = "spiral"
+    with pytest.raises(UserError, match="'spiral' is unknown"):
+        objectives.build(options, mesh)
