@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from configs.common import networks, quickstart
 
-STEPS = 6000
+STEPS = 3500
 
 
 def get_config(variant: str = "") -> ConfigDict:
@@ -34,8 +34,8 @@ def get_config(variant: str = "") -> ConfigDict:
         "train_lq_proj_only": False}))
     config.data.image_size = 64
     config.data.resize = "random"
-    config.data.permute_colours = True
-    config.optim.lr = 4e-3
+    config.data.batch_size = 8
+    config.optim.lr = 3e-3
     config.optim.betas = (0.9, 0.99)
     config.optim.decay = "cosine"
     config.optim.cycle_lengths = (STEPS,)
@@ -50,7 +50,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.checkpoint.every = 1000
     config.sample.every = 1000
     config.sample.image_size = 256
-    config.sample.steps = 4
+    config.sample.steps = 2
     config.sample.guidance = 1.0
     config.log.every = 100
     return config

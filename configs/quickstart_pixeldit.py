@@ -22,5 +22,5 @@ def get_config(variant: str = "") -> ConfigDict:
     config.model = ConfigDict(networks.pixeldit_t2i(**networks.TINY))
     config.optim.lr = 1e-3
     config.sample.guidance = 2.0
-    config.sample.prompts = ("a cat", "a rocket", "a retina", "galaxies")
+    config.sample.prompts = ("a cup of coffee", "a rocket", "a retina", "galaxies")
     return config

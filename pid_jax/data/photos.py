@@ -32,10 +32,17 @@ OVERLAP, MOST_TILES = 0.25, 4
 
 # file -> prompt, prompt_medium, prompt_short.
 TRAIN = {
-    "chelsea.png": (
-        "Close portrait of a brown tabby cat with yellow-green eyes, a pink nose and long white "
-        "whiskers",
-        "Portrait of a tabby cat", "a cat"),
+    "coffee.png": (
+        "An espresso in a red-brown cup on a red-brown saucer with a spoon, on a wooden table",
+        "A cup of espresso on a wooden table", "a cup of coffee"),
+    "motorcycle_left.png": (
+        "A red motorcycle with a black seat and a chrome engine parked on the concrete floor of a "
+        "cluttered garage, seen from the side",
+        "A red motorcycle parked in a garage", "a motorcycle"),
+    "motorcycle_right.png": (
+        "A red motorcycle standing in a garage in front of shelves full of boxes and tools, seen "
+        "from slightly further right",
+        "A red motorcycle in front of garage shelves", "a motorcycle"),
     "rocket.jpg": (
         "A white rocket on its launch pad at dusk between tall lattice towers, floodlit under a "
         "deep blue sky",
@@ -44,10 +51,6 @@ TRAIN = {
         "Thousands of distant galaxies, orange, white and blue, scattered over black space, seen "
         "by a space telescope",
         "Distant galaxies scattered over black space", "galaxies"),
-    "ihc.png": (
-        "Microscope picture of gland tissue stained brown, with blue cell nuclei in pale "
-        "connective tissue between the glands",
-        "Microscope picture of stained gland tissue", "stained tissue"),
     "retina.jpg": (
         "Photograph of the back of an eye: an orange-red retina with branching blood vessels and "
         "a bright optic disc on a black ground",
@@ -78,13 +81,14 @@ HELDOUT = {
         "Portrait of a smiling astronaut with short brown hair in an orange flight suit with "
         "mission patches, a flag and a model of a space shuttle behind her",
         "Portrait of a smiling astronaut in an orange flight suit", "an astronaut"),
-    "coffee.png": (
-        "An espresso in a red-brown cup on a red-brown saucer with a spoon, on a wooden table",
-        "A cup of espresso on a wooden table", "a cup of coffee"),
-    "motorcycle_left.png": (
-        "A red motorcycle with a black seat and a chrome engine parked on the concrete floor of a "
-        "cluttered garage, seen from the side",
-        "A red motorcycle parked in a garage", "a motorcycle"),
+    "chelsea.png": (
+        "Close portrait of a brown tabby cat with yellow-green eyes, a pink nose and long white "
+        "whiskers",
+        "Portrait of a tabby cat", "a cat"),
+    "ihc.png": (
+        "Microscope picture of gland tissue stained brown, with blue cell nuclei in pale "
+        "connective tissue between the glands",
+        "Microscope picture of stained gland tissue", "stained tissue"),
 }
 PROMPTS = ("prompt", "prompt_medium", "prompt_short")
 

@@ -18,17 +18,17 @@ def packed(tmp_path_factory):
 def test_no_photograph_is_in_both(packed):
     names = {split: {data.index.key[i].split("/")[0] for i in range(len(data))}
              for split, data in packed.items()}
-    assert names["heldout"] == {"astronaut", "coffee", "motorcycle_left"}
-    assert len(names["train"]) == 11 and not names["train"] & names["heldout"]
+    assert names["heldout"] == {"astronaut", "chelsea", "ihc"}
+    assert len(names["train"]) == 12 and not names["train"] & names["heldout"]
 
 
 def test_tiles_are_regions_of_the_photograph(packed):
     data = packed["train"]
     keys = [data.index.key[i] for i in range(len(data))]
-    record = data[keys.index("ihc/x0128_y0256")]
+    record = data[keys.index("coffee/x0172_y0144")]
     np.testing.assert_array_equal(images.decode(record.image),
-                                  skimage.data.immunohistochemistry()[256:512, 128:384])
-    assert record.captions["prompt_short"] == "stained tissue"
+                                  skimage.data.coffee()[144:400, 172:428])
+    assert record.captions["prompt_short"] == "a cup of coffee"
 
 
 def test_heldout_photographs_are_the_files_as_shipped(packed):
