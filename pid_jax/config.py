@@ -314,6 +314,18 @@ def from_dict(plain: dict) -> ConfigDict:
     return ConfigDict(_tuples(plain))
 
 
+def with_defaults(config: ConfigDict) -> ConfigDict:
+    """The config of an earlier version: keys that came later get their defaults."""
+    return from_dict(_filled(config.to_dict(), base_config().to_dict()))
+
+
+def _filled(values: dict, defaults: dict) -> dict:
+    sections = {key: _filled(values[key], default) for key, default in defaults.items()
+                if key not in OPEN_SECTIONS and isinstance(default, dict)
+                and isinstance(values.get(key), dict)}
+    return defaults | values | sections
+
+
 def _tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _tuples(v) for k, v in value.items()}

@@ -11,7 +11,7 @@ CONFIG = "--config=configs/quickstart_pid.py"
 @pytest.mark.parametrize("arguments, sentence", [
     ([CONFIG, "--config.totl_steps=1"], "config.totl_steps is not .*did you mean 'total_steps'"),
     ([CONFIG, "--config.optim.weight_dekay=1"], "did you mean 'weight_decay'"),
-    ([CONFIG, "--config.optim.lr.x=1"], "config.optim.lr is 0.001, not a section"),
+    ([CONFIG, "--config.optim.lr.x=1"], "config.optim.lr is [0-9.e-]+, not a section"),
     (["--config", "configs/nowhere.py"], "configs/nowhere.py: there is no such file"),
     (["--config=README.md"], "not a Python file"),
     (["--config=configs/__init__.py"], "has no function get_config"),

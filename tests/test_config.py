@@ -78,6 +78,17 @@ def test_infinity_where_it_means_never():
     config_lib.check_config(config)
 
 
+def test_an_earlier_version_gets_the_defaults_of_later_keys():
+    plain = config_lib.base_config().to_dict()
+    plain["optim"] = {"lr": 0.5}
+    plain["model"] = {"name": "pidnet"}
+    del plain["seed"], plain["log"]
+    config = config_lib.with_defaults(config_lib.from_dict(plain))
+    config_lib.check_config(config)
+    assert (config.optim.lr, config.optim.eps, config.seed) == (0.5, 1e-8, 0)
+    assert config.model.to_dict() == {"name": "pidnet"}
+
+
 def test_missing_key():
     plain = config_lib.base_config().to_dict()
     del plain["optim"]["lr"]

@@ -279,8 +279,8 @@ def read_json(step_folder: Path, name: str) -> dict:
 
 
 def read_config(step_folder: Path) -> ConfigDict:
-    """The resolved config with which a checkpoint was written."""
-    return config_lib.from_dict(read_json(step_folder, CONFIG))
+    """The resolved config with which a checkpoint was written, by this or an earlier version."""
+    return config_lib.with_defaults(config_lib.from_dict(read_json(step_folder, CONFIG)))
 
 
 def weights_item(step_folder: Path, which: str | None = None) -> str:
