@@ -258,13 +258,23 @@ def read_config(step_folder: Path) -> ConfigDict:
     return config_lib.from_dict(read_json(step_folder, CONFIG))
 
 
-def load_for_inference(path: str | Path, which: str = "ema",
+def weights_item(step_folder: Path, which: str | None = None) -> str:
+    """The item to take weights from: `which`, or `ema` where there is one, or `params`."""
+    return which or ("ema" if (step_folder / "ema").is_dir() else PARAMS)
+
+
+def is_converted(step_folder: Path) -> bool:
+    """Whether `tools.convert_torch_weights` made it: one set of weights, described by its card."""
+    return "source" in read_json(step_folder, CARD)
+
+
+def load_for_inference(path: str | Path, which: str | None = None,
                        mesh: Mesh | None = None) -> tuple[ConfigDict, Params]:
     """Loads weights without the optimizer.
 
     Args:
       path: a workdir, its checkpoints folder (newest step) or one step's folder.
-      which: `ema` (or another average's name) or `params`.
+      which: `ema` (or another average's name) or `params`; None: see `weights_item`.
       mesh: places the weights by the sharding rules; default: all on the first device.
     Returns:
       The run's config and the nested dict of parameters as stored.
@@ -272,8 +282,9 @@ def load_for_inference(path: str | Path, which: str = "ema",
       UserError: no checkpoint there, or it does not hold `which`.
     """
     folder = find_step_folder(path)
-    shapes = saved_shapes(folder, which)
-    return read_config(folder), restore_tree(folder, which, placed(shapes, mesh))
+    item = weights_item(folder, which)
+    shapes = saved_shapes(folder, item)
+    return read_config(folder), restore_tree(folder, item, placed(shapes, mesh))
 
 
 def placed(shapes: Any, mesh: Mesh | None) -> Any:

@@ -5,6 +5,7 @@ import json
 import struct
 import zipfile
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -31,8 +32,8 @@ def save(path: Path, arrays: dict[str, np.ndarray]) -> Path:
     return path
 
 
-def torch_zip(path: Path, program: bytes, members: dict[str, bytes] | None = None,
-              compression: int = zipfile.ZIP_STORED) -> Path:
+def torch_zip(path: Path | IO[bytes], program: bytes, members: dict[str, bytes] | None = None,
+              compression: int = zipfile.ZIP_STORED) -> Path | IO[bytes]:
     """A torch zip with any pickle program as its data.pkl."""
     with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("archive/data.pkl", program)
@@ -73,6 +74,48 @@ def header(table: dict, data: bytes = b"") -> bytes:
     """A safetensors file with any header."""
     encoded = json.dumps(table).encode()
     return len(encoded).to_bytes(8, "little") + encoded + data
+
+
+def recorded(name: str, **fields: bytes) -> bytes:
+    """Pickle of an object of a class, with attributes."""
+    module, _, kind = name.rpartition(".")
+    items = b"".join(text(key) + value for key, value in fields.items())
+    return b"c" + module.encode() + b"\n" + kind.encode() + b"\n)\x81}(" + items + b"ub"
+
+
+def size(*numbers: int) -> bytes:
+    """Pickle of a torch.Size."""
+    inner = b"".join(b"J" + struct.pack("<i", n) for n in numbers)
+    return b"ctorch\nSize\n((" + inner + b"ttR"
+
+
+def distributed(folder: Path, chunks: list[tuple[int, np.ndarray]], rows: int) -> Path:
+    """A distributed checkpoint of one float32 matrix `net.w`, cut into blocks of rows."""
+    kinds = "torch.distributed.checkpoint.metadata."
+    folder.mkdir(parents=True)
+    listed, stored = b"", b""
+    for number, (first, block) in enumerate(chunks):
+        payload = io.BytesIO()
+        program = b"\x80\x02" + tensor(
+            b"".join(b"J" + struct.pack("<i", n) for n in block.shape) + b"\x86",
+            b"J" + struct.pack("<i", block.shape[1]) + b"K\x01\x86", count=block.size) + b"."
+        torch_zip(payload, program, {"data/0": block.tobytes()})
+        (folder / f"__{number}_0.distcp").write_bytes(payload.getvalue())
+        corner = size(first, 0)
+        listed += recorded(f"{kinds}ChunkStorageMetadata", offsets=corner,
+                           sizes=size(*block.shape))
+        stored += recorded(f"{kinds}MetadataIndex", fqn=text("net.w"), offset=corner, index=b"N")
+        stored += recorded(
+            "torch.distributed.checkpoint.filesystem._StorageInfo",
+            relative_path=text(f"__{number}_0.distcp"), offset=b"K\x00",
+            length=b"J" + struct.pack("<i", len(payload.getvalue())))
+    properties = recorded(f"{kinds}TensorProperties", dtype=b"ctorch\nfloat32\n")
+    described = recorded(f"{kinds}TensorStorageMetadata", properties=properties,
+                         size=size(rows, chunks[0][1].shape[1]), chunks=b"](" + listed + b"e")
+    index = recorded(f"{kinds}Metadata", storage_data=b"}(" + stored + b"u",
+                     state_dict_metadata=b"}(" + text("net.w") + described + b"u")
+    (folder / ".metadata").write_bytes(b"\x80\x02" + index + b".")
+    return folder
 
 
 def shuffled_zip(path: Path) -> Path:

@@ -46,7 +46,7 @@ def test_the_average_is_preferred(tmp_path):
 
 def test_a_part_that_is_not_there(tmp_path):
     layout = read_layout(source(tmp_path, "net.a.b"))
-    with pytest.raises(UserError, match=r"no ema weights; it holds net \(1 tensors\)"):
+    with pytest.raises(UserError, match=r"x.pth holds no ema weights; it holds net \(1 tensor\)"):
         layout.choose("ema")
 
 

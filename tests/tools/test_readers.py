@@ -97,6 +97,34 @@ def test_legacy_stream(tmp_path):
     np.testing.assert_array_equal(open_source(tmp_path / "x.pt").tensors["w"].read(), [1, 2, 3, 4])
 
 
+def test_distributed_checkpoint_in_blocks_of_rows(tmp_path):
+    whole = np.arange(20, dtype=np.float32).reshape(5, 4)
+    folder = forge.distributed(tmp_path / "iter_000000003" / "model",
+                               [(0, whole[:2]), (2, whole[2:])], rows=5)
+    (tmp_path / "latest_checkpoint.txt").write_text("iter_000000003\n")
+    for path in (folder, folder.parent, tmp_path):
+        source = open_source(path)
+        np.testing.assert_array_equal(source.tensors["net.w"].read(), whole)
+        assert [file.name for file in source.files] == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+
+
+@pytest.mark.parametrize("chunks, rows, reason", [
+    ([(0, 2)], 5, "do not make up shape"), ([(4, 2)], 2, "do not make up shape"),
+    ([(0, 3), (1, 2)], 5, "overlap and leave a part out")])
+def test_distributed_blocks_that_do_not_fit(tmp_path, chunks, rows, reason):
+    blocks = [(first, np.zeros((count, 4), np.float32)) for first, count in chunks]
+    forge.distributed(tmp_path / "model", blocks, rows)
+    with pytest.raises(Unreadable, match=f"key 'net.w': .*{reason}"):
+        read(open_source(tmp_path / "model"))
+
+
+def test_distributed_data_file_that_is_missing(tmp_path):
+    folder = forge.distributed(tmp_path / "model", [(0, np.zeros((2, 4), np.float32))], 2)
+    (folder / "__0_0.distcp").unlink()
+    with pytest.raises(Unreadable, match="key 'net.w': the data file __0_0.distcp is missing"):
+        open_source(folder)
+
+
 def golden_files():
     return [path for folder in cases.golden_folders() for pattern in ("*.pth", "*.pt", "*.ckpt",
                                                                      "*.bin", "*.safetensors")
@@ -113,7 +141,19 @@ def test_every_golden_file_is_read(path):
         assert all(np.isfinite(value.astype(np.float64)).all() for value in read(source).values())
 
 
-# ---- hostile and damaged files --------------------------------------------------------------------
+@pytest.mark.parametrize("path", [p for p in golden_files() if p.suffix != ".safetensors"
+                                  and (p.parent / f"{p.stem.rpartition('_')[0]}_ckpt.safetensors"
+                                       ).exists()], ids=lambda p: p.name)
+def test_tensors_are_those_of_the_case_beside(path):
+    """`tiny_c2i_train.ckpt` and its like hold the tensors that their golden case stores."""
+    case = load_file(path.parent / f"{path.stem.rpartition('_')[0]}_ckpt.safetensors")
+    found = {name.removeprefix("state_dict."): tensor
+             for name, tensor in open_source(path).tensors.items() if "optimizer" not in name}
+    for name, tensor in found.items():
+        np.testing.assert_array_equal(tensor.read(), case[f"state/{name}"], err_msg=name)
+
+
+# ---- hostile and damaged files
 
 PROGRAMS = {
     "runs a shell": (b"cos\nsystem\n(S'touch PWNED'\ntR.", "os.system"),
@@ -165,7 +205,8 @@ def test_hostile_pickles_are_refused(tmp_path, monkeypatch, name, form):
 
 
 def test_reason_names_the_key_that_asks(tmp_path):
-    program = forge.dictionary(good=forge.tensor(), bad=b"cos\nsystem\n(" + forge.text("ls") + b"tR")
+    call = b"cos\nsystem\n(" + forge.text("ls") + b"tR"
+    program = forge.dictionary(good=forge.tensor(), bad=call)
     forge.torch_zip(tmp_path / "x.pth", program, {"data/0": FOUR})
     with pytest.raises(Unreadable, match="key 'bad': .*os.system"):
         open_source(tmp_path / "x.pth")
@@ -208,7 +249,8 @@ def test_damaged_files_are_refused(tmp_path, name):
 
 def test_damaged_archives_are_refused(tmp_path):
     program = forge.dictionary(w=forge.tensor())
-    compressed = forge.torch_zip(tmp_path / "c.pth", program, {"data/0": FOUR}, zipfile.ZIP_DEFLATED)
+    compressed = forge.torch_zip(tmp_path / "c.pth", program, {"data/0": FOUR},
+                                 zipfile.ZIP_DEFLATED)
     big_endian = forge.torch_zip(tmp_path / "b.pth", program, {"data/0": FOUR, "byteorder": b"big"})
     other = forge.shuffled_zip(tmp_path / "o.pth")
     for path, reason in ((compressed, "compressed"), (big_endian, "big-endian"),

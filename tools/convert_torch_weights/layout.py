@@ -6,20 +6,21 @@ the tensor belongs to. `{"model": {"module.net_ema.x": ...}}` is `x` of the part
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 
 from pid_jax.errors import UserError
 from tools.convert_torch_weights.readers import LazyTensor, Source
 
-NET, EMA, OTHER = "net", "ema", "other"
+NET, EMA, PROJECTOR, OTHER = "net", "ema", "projector", "other"
 
 # Words that may stand before a parameter's name, and the part they speak of (None: no change).
 WRAPPERS = {
     "state_dict": None, "model": None, "module": None, "net": None, "core": None,
-    "denoiser": None, "app": None,
+    "denoiser": None,
     "net_ema": EMA, "ema_denoiser": EMA,
     "fake_score": "fake_score", "discriminator": "discriminator",
-    "_repa_projector": "projector", "repa_mlp": "projector", "diffusion_trainer": "projector",
+    "_repa_projector": PROJECTOR, "repa_mlp": PROJECTOR, "diffusion_trainer": PROJECTOR,
     "optimizer": OTHER, "optimizers": OTHER, "optim": OTHER, "optimizer_states": OTHER,
     "scheduler": OTHER, "lr_schedulers": OTHER, "rng_state": OTHER,
 }
@@ -32,11 +33,13 @@ class Layout:
     """The parts of a source.
 
     Attributes:
+      path: the source, for messages.
       parts: part ("net", "ema", "fake_score", "discriminator", "projector", "other") -> parameter
         name without wrappers -> tensor.
       prefixes: what was peeled off ("module.net.") -> number of tensors.
     """
 
+    path: Path
     parts: Mapping[str, Mapping[str, LazyTensor]]
     prefixes: Mapping[str, int]
 
@@ -50,8 +53,8 @@ class Layout:
         """
         name = which or next((part for part in (EMA, NET) if part in self.parts), None)
         if name not in self.parts:
-            held = ", ".join(f"{part} ({len(t)} tensors)" for part, t in self.parts.items())
-            raise UserError(f"the source holds no {name or 'network'} weights; it holds "
+            held = ", ".join(f"{part} ({counted(len(t))})" for part, t in self.parts.items())
+            raise UserError(f"{self.path} holds no {name or 'network'} weights; it holds "
                             f"{held or 'no tensors'}")
         return name, self.parts[name]
 
@@ -72,7 +75,7 @@ def read_layout(source: Source) -> Layout:
                             f"{name!r} of the part {part}; remove one of them")
         known[name] = tensor
         prefixes[prefix] += 1
-    return Layout(parts, prefixes)
+    return Layout(source.path, parts, prefixes)
 
 
 def split_name(full_name: str) -> tuple[str, str, str]:
@@ -93,8 +96,6 @@ def _wrapped(words: list[str]) -> int:
     return len(words) - 1
 
 
-def summary(names: Iterable[str], limit: int = 8) -> str:
-    """A list for people: the first `limit` names and how many more."""
-    names = list(names)
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+def counted(count: int, noun: str = "tensor") -> str:
+    """"1 tensor", "2 tensors"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -108,6 +108,10 @@ class _Findings:
     def add_count(self, option: str, pattern: str) -> None:
         self.add(option, self.count(pattern), f"number of {pattern}")
 
+    def add_presence(self, option: str, key: str) -> None:
+        there = key in self.shapes
+        self.add(option, there, f"{key} is {'there' if there else 'not there'}")
+
     def heads(self, option: str, width: str, norm_key: str) -> None:
         """The head width is the length of the q norm."""
         shape = self.shapes.get(norm_key, ())
@@ -137,8 +141,7 @@ def _encoder_decoder(found: _Findings, stages: int) -> None:
             lambda s: math.isqrt(s[1] // max(s[0], 1)), "square root of columns by rows"),
     ))
     found.heads("ed_num_heads", "ed_hidden_size", f"{stage}.blocks.0.attn.q_norm.weight")
-    found.add("ed_use_token_shuffle", bool(found.count(f"{stage}.blocks.{{i}}._ts_compress.")),
-              "whether the blocks have _ts_compress")
+    found.add_presence("ed_use_token_shuffle", f"{stage}.blocks.0._ts_compress.proj_down.weight")
 
 
 def _pidnet(found: _Findings) -> None:
@@ -149,24 +152,24 @@ def _pidnet(found: _Findings) -> None:
     if len(intervals) == 1:
         found.add("lq_interval", intervals[0], f"{depth} blocks, {heads} lq_proj.output_heads")
     _branches(found)
-    found.add("pit_lq_inject", bool("pit_lq_gate.log_alpha" in found.shapes),
-              "whether pit_lq_gate is there")
+    found.add_presence("pit_lq_inject", "pit_lq_gate.log_alpha")
 
 
 def _branches(found: _Findings) -> None:
     """Stem and ResBlocks; channels count after unpatchifying or folding."""
     shapes, patch = found.shapes, found.options.get("patch_size", 0)
     aux = shapes.get("lq_proj.lq_aux_rgb_head.3.weight", ())
-    found.add("lq_aux_rgb_head", bool(aux), "whether lq_proj.lq_aux_rgb_head is there")
+    found.add_presence("lq_aux_rgb_head", "lq_proj.lq_aux_rgb_head.3.weight")
     branch = "latent_proj" if "lq_proj.latent_proj.0.weight" in shapes else "image_conv"
     found.add("lq_num_res_blocks", max(0, found.count(f"lq_proj.{branch}.{{i}}.") - 2),
               f"entries of lq_proj.{branch} less the two convolutions")
     image = shapes.get("lq_proj.image_conv.0.weight", ())
-    found.add("lq_in_channels", 3 if image else 0, "whether lq_proj.image_conv is there")
+    found.add("lq_in_channels", 3 if image else 0,
+              f"lq_proj.image_conv is {'there' if image else 'not there'}")
     if "lq_proj.latent_proj.0.weight" not in shapes:
         found.add("lq_latent_channels", 0, "there is no lq_proj.latent_proj")
-    for tensor, key, cells in ((aux, "lq_aux_rgb_head.3", _rows), (image, "image_conv.0", _columns)):
-        cell = math.isqrt(cells(tensor) // 3) if len(tensor) > 1 else 0
+    for tensor, key, axis in ((aux, "lq_aux_rgb_head.3", 0), (image, "image_conv.0", 1)):
+        cell = math.isqrt(tensor[axis] // 3) if len(tensor) > 1 else 0
         if cell and patch % cell == 0:
             found.add("sr_scale", patch // cell,
                       f"patch_size {patch} / cell {cell} of lq_proj.{key} {list(tensor)}")

@@ -15,7 +15,7 @@ _ALIGNMENT = 8
 
 def write_safetensors(file: IO[bytes], tensors: Iterable[LazyTensor],
                       metadata: Mapping[str, str]) -> None:
-    """Writes tensors to an open binary file in the order given, reading each when its turn comes."""
+    """Writes tensors to an open binary file in the order given; each is read in its turn."""
     tensors = list(tensors)
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     at = 0

@@ -26,7 +26,7 @@ _STORAGE_NAMES = {dtype: name for name, dtype in reversed(TORCH_STORAGES.items()
 
 
 def write_torch_zip(file: IO[bytes], tensors: Iterable[LazyTensor]) -> None:
-    """Writes tensors to an open binary file in the order given, reading each when its turn comes."""
+    """Writes tensors to an open binary file in the order given; each is read in its turn."""
     described = []
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for number, tensor in enumerate(tensors):

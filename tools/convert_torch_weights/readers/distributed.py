@@ -119,9 +119,12 @@ def _assemble(folder: Path, name: str, dtype: np.dtype, shape: tuple[int, ...],
               chunks: list[_Chunk]) -> np.ndarray:
     if len(chunks) == 1:
         return _checked(folder, name, dtype, chunks[0])
-    whole = np.empty(shape, dtype)
+    whole, missing = np.empty(shape, dtype), np.ones(shape, np.bool_)
     for chunk in chunks:
         whole[chunk.box] = _checked(folder, name, dtype, chunk)
+        missing[chunk.box] = False
+    if missing.any():
+        raise Unreadable(folder, "its pieces overlap and leave a part out", name)
     return whole
 
 

@@ -81,7 +81,7 @@ def run(file: IO[bytes], construct: Callable[[Call], Any]) -> Program:
     for name, argument, position in _operations(file):
         step = getattr(machine, f"op_{name}", None)
         if step is None:
-            raise BadPickle(f"it holds the pickle instruction {name}, which weight files do not use")
+            raise BadPickle(f"it holds the instruction {name}, which weight files do not use")
         try:
             step(argument, position)
         except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:

@@ -53,7 +53,7 @@ class Source:
 
 
 class Unreadable(UserError):
-    """A weight file that is refused: one sentence with the file, the key (if any) and the reason."""
+    """A weight file that is refused: a sentence with the file, the key (if any) and the reason."""
 
     def __init__(self, path: Path, reason: str, key: str | None = None):
         where = f"{path}, key {key!r}" if key else f"{path}"

@@ -63,7 +63,7 @@ class Window(io.RawIOBase):
 
 def read_zip(path: Path, file: IO[bytes], start: int = 0, length: int | None = None
              ) -> tuple[dict[str, LazyTensor], dict[str, str]]:
-    """Tensors and other contents of a torch zip that fills `length` bytes of `file` from `start`."""
+    """Tensors and other contents of a torch zip: `length` bytes of `file` from `start` on."""
     archive = _Archive(path, file, start, length)
     if archive.bytes_of("byteorder", b"little").strip() != b"little":
         raise Unreadable(path, "it was written on a big-endian machine; save it again on a "

@@ -1,0 +1,158 @@
+"""PyTorch weights to a checkpoint folder of this project."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from pid_jax.config import check_config, to_json
+from pid_jax.errors import UserError
+from pid_jax.files import atomic_write
+from pid_jax.models import build_model, init_parameters
+from pid_jax.training.checkpoint import CARD, CONFIG, FOLDER, PARAMS
+from tools.convert_torch_weights import card as cards
+from tools.convert_torch_weights.assembly import LazyLeaf, assembled_leaves
+from tools.convert_torch_weights.layout import read_layout
+from tools.convert_torch_weights.mappings import Table
+from tools.convert_torch_weights.mappings.engine import flatten
+from tools.convert_torch_weights.matching import Exceptions, Match, check_finite, match
+from tools.convert_torch_weights.orbax_io import write_step
+from tools.convert_torch_weights.readers import LazyTensor, open_source
+from tools.convert_torch_weights.readers.tensors import TORCH_DTYPES
+from tools.convert_torch_weights.recognise import recognise
+from tools.convert_torch_weights.settings import (
+    config_of_file, config_of_model, fitting_configs, model_options, table_of)
+
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What to convert.
+
+    Attributes:
+      src, dst: weight file or folder, and the folder to make.
+      model, config: exactly one; a network's name, or a config file.
+      changes: key -> value of `--set`.
+      which: part of the source; None for the average where there is one.
+      dtype: of the result; None for the source's own where it is one of DTYPES.
+      overwrite: replace a folder that an earlier conversion made.
+      allowed: keys that may start fresh or be left out.
+    """
+
+    src: str
+    dst: Path
+    model: str | None = None
+    config: str | None = None
+    changes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    which: str | None = None
+    dtype: str | None = None
+    overwrite: bool = False
+    allowed: Exceptions = Exceptions()
+
+
+def convert(request: Request) -> dict:
+    """Converts weights; the destination appears complete or not at all.
+
+    Returns:
+      The model card.
+    Raises:
+      UserError: unreadable source, weights that are not the network of the config, values that are
+        not finite, a destination that exists.
+    """
+    refuse_destination(request.dst, request.overwrite)
+    source = open_source(request.src)
+    layout = read_layout(source)
+    part, tensors = layout.choose(request.which)
+    config = _config(request, tensors)
+    table = table_of(config)
+    matched = match(source.path, table, tensors, request.allowed,
+                    lambda: _hint(tensors))
+    dtype = _dtype(request.dtype, matched.tensors)
+    config.param_dtype = dtype.name
+    check_config(config)
+    not_finite: list[str] = []
+    leaves = _leaves(table, config, matched, dtype, not_finite)
+    card = cards.make_card(config, table, source, layout, part, matched)
+    with replacing(request.dst) as folder:
+        write_step(folder / FOLDER / "0", leaves, PARAMS,
+                   {CONFIG: json.loads(to_json(config)), CARD: card})
+        check_finite(source.path, not_finite)
+        with atomic_write(folder / cards.FILE_NAME) as file:
+            json.dump(card, file, indent=2)
+    return card
+
+
+def _config(request: Request, tensors: Mapping[str, LazyTensor]) -> ConfigDict:
+    if request.config:
+        return config_of_file(request.config, request.changes)
+    shapes = {key: tensor.shape for key, tensor in tensors.items()}
+    return config_of_model(request.src, request.model, shapes, request.changes)
+
+
+def _hint(tensors: Mapping[str, LazyTensor]) -> str:
+    shapes = {key: tensor.shape for key, tensor in tensors.items()}
+    return fitting_configs(recognise(shapes), shapes)
+
+
+def _dtype(wanted: str | None, tensors: Mapping[str, LazyTensor]) -> np.dtype:
+    """The wanted dtype, or bfloat16 when every tensor has it, or float32."""
+    held = {tensor.dtype.name for tensor in tensors.values()}
+    return TORCH_DTYPES[wanted or ("bfloat16" if held == {"bfloat16"} else "float32")]
+
+
+def _leaves(table: Table, config: ConfigDict, matched: Match, dtype: np.dtype,
+            not_finite: list[str]) -> dict[str, LazyLeaf]:
+    made = assembled_leaves(table, matched.tensors, dtype, not_finite)
+    fresh = [path for path in table.leaves if path not in made]
+    drawn = _draw(config, fresh, dtype) if fresh else {}
+    return {path: made.get(path) or drawn[path] for path in table.leaves}
+
+
+def _draw(config: ConfigDict, paths: list[str], dtype: np.dtype) -> dict[str, LazyLeaf]:
+    """Fresh parameters by the network's own initialisation; only the wanted ones are computed."""
+    name, options = model_options(config)
+    net = build_model(name, **options)
+
+    def wanted(key: jax.Array) -> dict[str, jax.Array]:
+        everything = dict(flatten(init_parameters(net, key)))
+        return {path: everything[path] for path in paths}
+
+    drawn = jax.device_get(jax.jit(wanted)(jax.random.key(config.seed)))
+    return {path: LazyLeaf(path, value.shape, dtype, lambda value=value: value.astype(dtype))
+            for path, value in drawn.items()}
+
+
+def refuse_destination(dst: Path, overwrite: bool) -> None:
+    """Raises UserError when `dst` may not be written: it exists, or is not a converted folder."""
+    if not dst.exists() or (dst.is_dir() and not any(dst.iterdir())):
+        return
+    if not overwrite:
+        raise UserError(f"{dst} exists; choose another --dst, or add --overwrite to replace it")
+    if cards.read_card(dst) is None:
+        raise UserError(f"{dst} was not made by a conversion (it has no {cards.FILE_NAME}), so it "
+                        "is not overwritten; remove it yourself or choose another --dst")
+
+
+@contextlib.contextmanager
+def replacing(dst: Path) -> Iterator[Path]:
+    """A new folder beside `dst` that takes its place on success and is removed on failure."""
+    dst = dst.absolute()
+    dst.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{dst.name}.", suffix=".part", dir=dst.parent,
+                                     ignore_cleanup_errors=True) as work:
+        new, old = Path(work) / "new", Path(work) / "old"
+        new.mkdir()
+        yield new
+        if dst.exists():
+            os.replace(dst, old)
+        os.replace(new, dst)
+        shutil.rmtree(old, ignore_errors=True)

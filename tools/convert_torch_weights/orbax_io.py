@@ -1,0 +1,101 @@
+"""Orbax folders written and read one parameter at a time, so that no whole copy is in memory."""
+
+import asyncio
+from collections.abc import Awaitable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint import type_handlers
+
+from tools.convert_torch_weights.assembly import LazyLeaf
+from tools.convert_torch_weights.mappings.engine import flatten, unflatten
+from tools.convert_torch_weights.readers import LazyTensor
+
+# Chunks of a stored array: a device of a mesh reads the ones that its shard needs.
+CHUNK_BYTES = 64 << 20
+
+
+# Small parameters are written together, up to this much at a time.
+BATCH_BYTES = 64 << 20
+
+
+class _LazyLeafHandler(type_handlers.NumpyHandler):
+    """Makes the next batch of leaves while one is written; they are stored as plain arrays."""
+
+    def __init__(self):
+        super().__init__(deepcopy_host_arrays=False)
+
+    async def serialize(self, values, infos, args=None):
+        writing: list = []
+        for batch in _batches(list(zip(values, infos, args, strict=True))):
+            making = asyncio.to_thread(lambda batch=batch: [value.read() for value, _, _ in batch])
+            made = (await _all(making, *writing))[0]
+            futures = await super().serialize(made, [info for _, info, _ in batch],
+                                              [arg for _, _, arg in batch])
+            writing = [asyncio.to_thread(future.result) for future in futures]
+            del made
+        await _all(*writing)
+        return []
+
+
+async def _all(*waiting: Awaitable) -> list:
+    """The results when everything has ended, so that no thread writes on after a failure."""
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    for failure in results:
+        if isinstance(failure, BaseException):
+            raise failure
+    return results
+
+
+def _batches(items: list[tuple]) -> Iterator[list[tuple]]:
+    batch, size = [], 0
+    for item in items:
+        if batch and size + item[0].nbytes > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += item[0].nbytes
+    yield batch
+
+
+def write_step(folder: Path, leaves: Mapping[str, LazyLeaf], item: str,
+               texts: Mapping[str, dict]) -> None:
+    """Writes one checkpoint step.
+
+    Args:
+      folder: the step's folder, which must not exist.
+      leaves: parameter path ("patch_blocks/attn/qkv_x/kernel") -> leaf.
+      item: name of the item that holds them.
+      texts: further items, as JSON.
+    """
+    tree = unflatten(leaves)
+    registry = type_handlers.create_type_handler_registry(
+        (LazyLeaf, _LazyLeafHandler()), (jax.Array, type_handlers.ArrayHandler()))
+    arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
+    handlers = {item: arrays, **{name: ocp.JsonCheckpointHandler() for name in texts}}
+    save_args = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers)) as checkpointer:
+        checkpointer.save(folder.absolute(), args=ocp.args.Composite(
+            **{item: ocp.args.PyTreeSave(tree, save_args=save_args)},
+            **{name: ocp.args.JsonSave(text) for name, text in texts.items()}))
+
+
+def stored_leaves(item_folder: Path) -> dict[str, LazyTensor]:
+    """Parameter path -> leaf of an item such as `checkpoints/0/params`; numbers stay on disk."""
+    item_folder = item_folder.absolute()
+    tree = ocp.StandardCheckpointHandler().metadata(item_folder).tree
+    handler = ocp.PyTreeCheckpointHandler()
+    return {path: LazyTensor(path, np.dtype(leaf.dtype), tuple(leaf.shape),
+                             lambda path=path: _restore(handler, item_folder, path))
+            for path, leaf in flatten(tree)}
+
+
+def _restore(handler: ocp.PyTreeCheckpointHandler, folder: Path, path: str) -> np.ndarray:
+    wanted: dict[str, Any] = unflatten({path: 0})
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
+    restored = handler.restore(folder, args=ocp.args.PyTreeRestore(
+        item=wanted, restore_args=as_numpy, partial_restore=True))
+    return dict(flatten(restored))[path]
