@@ -65,7 +65,8 @@ def load_checkpoint(path: str | Path, which: str, wanted: type[Objective]) -> Ch
 
     Args:
       path: a workdir, its checkpoints folder (newest step) or one step's folder.
-      which: "ema" (the average), "net" (the last weights) or "untrained" (drawn as at step 0).
+      which: "ema" (the average), "net" (the last weights) or "untrained" (drawn as at step 0). A
+        converted checkpoint has one set of weights, which serves as both.
       wanted: the objective that the checkpoint must be of.
     Raises:
       UserError: no checkpoint there, one of another objective, or with weights of another network.
@@ -87,6 +88,8 @@ def load_weights(folder: Path, which: str, objective: Objective) -> Params:
     if name is None:
         key = jax.random.key(objective.config.seed)
         return models.init_parameters(objective.net, key)
+    if checkpoint_lib.is_converted(folder):
+        name = checkpoint_lib.PARAMS
     checkpoint_lib.refuse_differences(folder, name, objective.abstract_params)
     return checkpoint_lib.load_for_inference(folder, name)[1]
 

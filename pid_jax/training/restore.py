@@ -74,7 +74,7 @@ def initial_weights(config: ConfigDict, objective: Objective, abstract: Params) 
       UserError: parameters that neither side may lack; the first ones are named.
     """
     folder = checkpoint.find_step_folder(config.init_from)
-    name = "ema" if (folder / "ema").is_dir() else checkpoint.PARAMS
+    name = checkpoint.weights_item(folder)
     saved = checkpoint.saved_shapes(folder, name)
     missing, extra, changed = checkpoint.tree_differences(saved, abstract)
     fresh = [path for path in missing
