@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from configs.common import networks, quickstart
 
-STEPS = 3500
+STEPS = 3000
 
 
 def get_config(variant: str = "") -> ConfigDict:
