@@ -111,8 +111,9 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in lines]
 
 
-@pytest.mark.parametrize("objective", [
-    "pid_teacher", pytest.param("pixeldit_t2i", marks=pytest.mark.slow)])
+# Three runs each: minutes of compiling on two cores.
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["pid_teacher", "pixeldit_t2i"])
 def test_training_is_the_same_on_one_device_on_eight_and_in_two_processes(tmp_path, objective):
     data = tiny.write_dataset(tmp_path / "data")
     file = tmp_path / "config.py"
