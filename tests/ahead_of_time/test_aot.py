@@ -1,4 +1,4 @@
-"""The command, on a TPU topology that is not here; full-size proofs are marked slow."""
+"""The command, on TPU topologies that are not here; what compiles for one is marked slow."""
 
 import importlib.util
 import json
@@ -33,6 +33,7 @@ def report(tmp_path: Path, *arguments: str, seconds: int = 1200) -> dict:
 
 
 @needs_libtpu
+@pytest.mark.slow
 def test_small_training_step_compiles_for_tpu(tmp_path):
     found = report(tmp_path, "--config=configs/pixeldit_t2i_2k.py:offline", "--topology=v5e:2x2",
                    "--mesh=1x2x2", *(f"--config.{change}" for change in SMALL))
