@@ -92,7 +92,7 @@ def golden_folders() -> list[Path]:
     """Case folders named by PID_GOLDEN_DIR (folders or parents of several); default: committed."""
     roots = os.environ.get("PID_GOLDEN_DIR") or str(COMMITTED)
     folders = []
-    for root in map(Path, filter(None, roots.split(os.pathsep))):
+    for root in (Path(part).resolve() for part in roots.split(os.pathsep) if part):
         found = [root] if (root / "index.json").exists() else sorted(
             p.parent for p in root.glob("*/index.json"))
         if not found:
