@@ -55,7 +55,8 @@ def main(arguments: Sequence[str]) -> None:
     """Parses the command line, draws, and reports."""
     options = parse(arguments)
     decoder = PixelDecoder.from_checkpoint(options.checkpoint, options.which)
-    untrained = PixelDecoder.from_checkpoint(options.checkpoint, UNTRAINED) if options.untrained else None
+    untrained = (PixelDecoder.from_checkpoint(options.checkpoint, UNTRAINED)
+                 if options.untrained else None)
     skipped: dict[str, str] = {}
     rows = []
     for request in requests(decoder, options, skipped):
@@ -180,7 +181,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--degrade_sigmas", type=parse_sigmas, metavar="S[,S...]",
                         help="noise levels in [0, 1]: added to encoded pictures; for --latents, "
                         "the level that they already have. Default: 0, or the latent file's")
-    parser.add_argument("--prompt", metavar="TEXT", help="default: the input's own caption, or none")
+    parser.add_argument("--prompt", metavar="TEXT",
+                        help="default: the input's own caption, or none")
     parser.add_argument("--layout", default="auto", choices=latent_files.LAYOUTS,
                         help="order of the axes of --latents")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""What `pid_jax.generate` and `pid_jax.decode` share: flags, and pictures with a JSON beside each."""
+"""What `generate` and `decode` share: flags, and pictures with a JSON beside each."""
 
 import argparse
 import json
@@ -40,7 +40,8 @@ def parse_size(text: str) -> tuple[int, int]:
     """An argparse type: "256x384" -> (height, width) = (256, 384)."""
     parts = text.lower().split("x")
     if len(parts) != 2 or not all(p.isascii() and p.isdigit() and int(p) > 0 for p in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write HEIGHTxWIDTH, such as 256x384")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no size; write HEIGHTxWIDTH, such as 256x384")
     return int(parts[0]), int(parts[1])
 
 
@@ -51,7 +52,8 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+        raise UserError(
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
 def write_picture(path: Path, picture: np.ndarray, note: Mapping[str, Any]) -> None:

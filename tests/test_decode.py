@@ -14,7 +14,7 @@ from pid_jax.decode_requests import pad, safe_path
 from pid_jax.inference import PixelDecoder
 from tests.drawing import write_photo
 
-# One latent of 2 x 2 cells everywhere, so that all tests share one compiled sampler: 32 x 32 pixels.
+# One latent of 2 x 2 cells everywhere, so that all tests share one sampler: 32 x 32 pixels.
 SIZE, SMALL = 32, 16
 
 
@@ -37,7 +37,7 @@ def test_ground_truth_writes_pictures_notes_sheet_and_scores(run, tmp_path, caps
                "--degrade_sigmas", "0,0.3", "--prompt", "a cat", "--seed", 7, "--untrained") == 0
     out = tmp_path / "out"
     note = read_json(out / "cat" / "sigma_0.300.json")
-    assert (note["sigma"], note["seed"], note["prompt"], note["size"]) == (0.3, 7, "a cat", [32, 32])
+    assert [note[k] for k in ("sigma", "seed", "prompt", "size")] == [0.3, 7, "a cat", [32, 32]]
     assert note["latent_shape"] == [2, 2, 16] and note["latent_family"] == "dct"
     assert note["step"] == 3 and note["weights"] == "ema" and note["steps"] == 2
     assert note["config"]["objective"] == "pid_teacher" and note["checkpoint"].endswith("/3")
@@ -116,7 +116,8 @@ def test_a_latent_file_draws_what_its_picture_draws(run, decoder, tmp_path):
 @pytest.mark.parametrize("arguments, words", [
     (["--input", "{}/missing.png"], "missing.png cannot be read: No such file"),
     (["--input", "{}/text.png"], "not a picture of a known format"),
-    (["--input", "{}/a.png", "--size", "33x32", "--ground_truth"], "patch size .8. does not divide"),
+    (["--input", "{}/a.png", "--size", "33x32", "--ground_truth"],
+     "patch size .8. does not divide"),
     (["--input", "{}/a.png", "--size", "32"], "write HEIGHTxWIDTH"),
     (["--input", "{}/a.png", "--size", "64x64", "--ground_truth"], "smaller than the 64 x 64"),
     (["--input", "{}/a.png", "--degrade_sigmas", "2"], "sigma 2.0 is no noise level"),

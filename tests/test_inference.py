@@ -43,7 +43,8 @@ def test_weights_are_chosen(decoder, pid_checkpoint):
 def test_untrained_weights_are_those_of_a_fresh_run(decoder, monkeypatch):
     drawn = {"drawn": "with the run's seed"}
     monkeypatch.setattr(inference.models, "init_parameters", lambda net, key: drawn)
-    assert inference.load_weights(decoder.checkpoint.folder, "untrained", decoder.objective) == drawn
+    weights = inference.load_weights(decoder.checkpoint.folder, "untrained", decoder.objective)
+    assert weights == drawn
 
 
 def test_encoding_with_sigma_zero_is_the_codec(decoder):

@@ -120,8 +120,8 @@ def _find_latent(arrays: Mapping[str, np.ndarray], path: Path) -> np.ndarray:
             return arrays[name]
     if len(arrays) == 1:
         return next(iter(arrays.values()))
-    raise UserError(f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; call the latent one of "
-                    f"{', '.join(LATENT_NAMES)}")
+    raise UserError(f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; call the latent one "
+                    f"of {', '.join(LATENT_NAMES)}")
 
 
 def _sigma(arrays: Mapping[str, np.ndarray], count: int, path: Path) -> list[float] | None:

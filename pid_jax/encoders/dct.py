@@ -95,7 +95,7 @@ class DctCodec:
 
 @functools.cache
 def basis(block: int = 8) -> np.ndarray:
-    """The kept orthonormal vectors, float64 [channels, block (row), block (column), 3 (R, G, B)]."""
+    """The kept orthonormal vectors, float64 [channels, block row, block column, RGB]."""
     wave = _dct_matrix(block)
     return np.stack([np.einsum("i,j,k->ijk", wave[u], wave[v], COLOUR_AXES[axis])
                      for axis, u, v in kept_coefficients(block)])

@@ -130,7 +130,8 @@ def _case_names(index: dict) -> list[str]:
 def assert_close(actual, expected, atol: float, rtol: float = 0.0, name: str = "value") -> None:
     """Fails with the name, the worst element and both tolerances when arrays differ."""
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
-    assert actual.shape == expected.shape, f"{name}: shape {actual.shape}, expected {expected.shape}"
+    assert actual.shape == expected.shape, (
+        f"{name}: shape {actual.shape}, expected {expected.shape}")
     bound = atol + rtol * np.abs(expected)
     excess = np.where(np.isfinite(actual), np.abs(actual - expected) - bound, np.inf)
     excess = np.where(actual == expected, -np.inf, excess)
