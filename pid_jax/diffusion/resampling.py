@@ -71,6 +71,14 @@ def bilinear_matrix(n_in: int, n_out: int) -> np.ndarray:
 
 
 @functools.cache
+def corner_bilinear_matrix(n_in: int, n_out: int) -> np.ndarray:
+    """As `bilinear_matrix`, but output i reads position i * n_in / n_out (TensorFlow 1's rule)."""
+    positions = np.minimum(np.arange(n_out) * n_in / n_out, n_in - 1.0)
+    distance = np.abs(positions[:, None] - np.arange(n_in)[None, :])
+    return _frozen(np.maximum(1.0 - distance, 0.0))
+
+
+@functools.cache
 def adaptive_mean_matrix(n_in: int, n_out: int) -> np.ndarray:
     """Plain mean over the pixels floor(i in/out) up to ceil((i + 1) in/out) (torch's `area`)."""
     first = np.arange(n_out) * n_in // n_out
