@@ -125,8 +125,12 @@ def build_layout(kind: str, image_size: int, sizes: Iterable[str] = ()) -> Layou
       image_size: pixels.
       sizes: for "custom": "WIDTHxHEIGHT" each.
     Raises:
-      UserError: unknown kind, a resolution the layout does not have, a malformed size.
+      UserError: unknown kind, a resolution the layout does not have, a malformed size, sizes that
+        the kind would not use.
     """
+    if sizes and kind != "custom":
+        raise UserError(f"sizes {tuple(sizes)!r} are for custom buckets, but the layout is "
+                        f"{kind!r}; set buckets to custom, or leave sizes empty")
     if kind == "square":
         return CustomSizes([parse_size(f"{image_size}x{image_size}")])
     if kind == "custom":

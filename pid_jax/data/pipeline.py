@@ -22,7 +22,7 @@ from absl import flags
 
 from pid_jax import images, registry
 from pid_jax.data import captions
-from pid_jax.data.buckets import Bucket, build_layout
+from pid_jax.data.buckets import Bucket, Layout, build_layout
 from pid_jax.data.dataset import Dataset
 from pid_jax.data.loading import Augmentation, SampleLoader
 from pid_jax.data.plan import Plan, Slot, process_rows
@@ -106,6 +106,7 @@ class Batches(Iterator[dict]):
         if not dataset.manifest["complete"]:
             _log.warning("%s is incomplete: packing it was interrupted", dataset.folder)
         layout = build_layout(options.buckets, options.image_size, options.sizes)
+        _check_memory(options, layout)
         self.plan = Plan(dataset.index, layout, options.batch_size, options.seed,
                          options.shuffle, options.remainder)
         if self.plan.dropped:
@@ -228,6 +229,17 @@ def _check_captions(dataset: Dataset, options: Options) -> None:
     if present and not set(options.caption_fields) & set(present):
         raise UserError(f"caption_fields is {options.caption_fields}, but the captions in "
                         f"{dataset.folder} are named {', '.join(present)}")
+
+
+def _check_memory(options: Options, layout: Layout) -> None:
+    """Refuses a batch of which this process's part alone is larger than the host's memory."""
+    pixels = max(bucket.width * bucket.height for bucket in layout.buckets)
+    needed = pixels * 3 * 4 * (options.batch_size // options.processes)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory:
+        raise UserError(f"a batch of {options.batch_size} pictures of up to {pixels} pixels takes "
+                        f"{needed / 2**30:.0f} GiB on this host, which has {memory / 2**30:.0f}; "
+                        "choose a smaller batch_size or image_size")
 
 
 def _parse_absl_flags() -> None:

@@ -36,7 +36,8 @@ def test_single_resolution_has_seven_ratios():
 @pytest.mark.parametrize("kind, size, sizes, message", [
     ("triangle", 64, (), "triangle"), ("single", 640, (), "640"), ("multi", 2048, (), "2048"),
     ("custom", 64, (), "at least one"), ("custom", 64, ("64",), "WIDTHxHEIGHT"),
-    ("square", 0, (), "0x0"), ("square", -5, (), "-5x-5")])
+    ("square", 64, ("64x64",), "for custom buckets"), ("square", 0, (), "0x0"),
+    ("square", -5, (), "-5x-5")])
 def test_impossible_layouts(kind, size, sizes, message):
     with pytest.raises(UserError, match=message):
         build_layout(kind, size, sizes)

@@ -197,6 +197,11 @@ def test_impossible_options(folder, options, message):
         build_pipeline(folder, 4, **({"image_size": 24} | options))
 
 
+def test_a_batch_larger_than_memory_is_refused_before_it_is_made(folder):
+    with pytest.raises(UserError, match="choose a smaller batch_size"):
+        build_pipeline(folder, 10**9, image_size=24)
+
+
 def test_a_state_of_other_data_or_order_is_refused(folder, tmp_path):
     with build_pipeline(folder, 4, image_size=24) as batches:
         state = batches.get_state()
