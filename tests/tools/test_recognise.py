@@ -7,8 +7,8 @@ import re
 import pytest
 
 from tests.golden import cases
-from tools.convert_torch_weights.recognise import recognise
-from tools.convert_torch_weights.releases import families_of, undetermined_options, version_of
+from tools.convert_torch_weights.mappings import NETWORKS as CONVERTIBLE
+from tools.convert_torch_weights.recognise import recognise, version
 
 MODELS = {"PixDiT_T2I": "pixeldit_t2i", "PidNet": "pidnet", "Discriminator_ImageDiT":
           "discriminator"}
@@ -43,9 +43,9 @@ def test_released_pid_networks(name):
     entry = NETWORKS[name]
     shapes = shapes_of(entry)
     found = recognise(shapes)
-    assert version_of(found) == ("v1.5" if "v1pt5" in name else "v1")
-    assert FAMILY.search(name)[0] in families_of(found, shapes)
-    for option, value in undetermined_options(found, shapes).items():
+    assert version(found, shapes) == ("v1.5" if "v1pt5" in name else "v1")
+    assert FAMILY.search(name)[0] in CONVERTIBLE[found.model].families(found, shapes)
+    for option, value in CONVERTIBLE[found.model].released(found, shapes).items():
         assert entry["config"][option] == value, option
 
 
@@ -57,7 +57,7 @@ def test_tiny_networks(case):
     for option, value in found.options.items():
         expected = case.meta["config"].get(option)
         assert expected == value or (expected is None and option.startswith("ed_")), option
-    assert not undetermined_options(found, {})
+    assert not CONVERTIBLE[found.model].released(found, {})
 
 
 def test_an_unknown_network():

@@ -11,11 +11,10 @@ from ml_collections import ConfigDict
 import pid_jax
 from tools.convert_torch_weights.layout import Layout
 from tools.convert_torch_weights.licences import licence_note
-from tools.convert_torch_weights.mappings import Table
+from tools.convert_torch_weights.mappings import NETWORKS, Table
 from tools.convert_torch_weights.matching import Match
 from tools.convert_torch_weights.readers import Source
-from tools.convert_torch_weights.recognise import recognise
-from tools.convert_torch_weights.releases import title, version_of
+from tools.convert_torch_weights.recognise import recognise, title, version
 
 CONVERTER_VERSION = 1
 FILE_NAME = "model_card.json"
@@ -25,15 +24,16 @@ def make_card(config: ConfigDict, table: Table, source: Source, layout: Layout, 
               match: Match) -> dict:
     """Everything that a person or a command should know about converted weights, as JSON values."""
     shapes = table.shapes()
+    found, network = recognise(shapes), NETWORKS[config.model.name]
     return {
         "format": 1,
         "pid_jax": pid_jax.__version__,
         "converter": CONVERTER_VERSION,
         "objective": config.objective,
         "model": config.model.name,
-        "what": title(recognise(shapes), shapes),
-        "version": version_of(recognise(shapes)),
-        "latent_family": config.codec.name if config.model.name == "pidnet" else None,
+        "what": title(found, shapes),
+        "version": version(found, shapes),
+        "latent_family": config.codec.name if network.families else None,
         "text_encoder": config.text.name,
         "parameters": sum(math.prod(shape) for shape in shapes.values()),
         "dtype": config.param_dtype,
@@ -44,7 +44,7 @@ def make_card(config: ConfigDict, table: Table, source: Source, layout: Layout, 
         "weights": part,
         "left_out": _left_out(layout, part, match),
         "fresh": list(match.fresh),
-        "licence": licence_note(config.model.name),
+        "licence": licence_note(network.licence),
     }
 
 

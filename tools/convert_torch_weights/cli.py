@@ -11,7 +11,7 @@ from tools.convert_torch_weights.convert import DTYPES, Request, convert
 from tools.convert_torch_weights.export import export
 from tools.convert_torch_weights.inspection import inspect
 from tools.convert_torch_weights.layout import counted
-from tools.convert_torch_weights.mappings import RULES
+from tools.convert_torch_weights.mappings import convertible_networks
 from tools.convert_torch_weights.matching import AUX_HEAD, LQ, Exceptions
 from tools.convert_torch_weights.verify import verify
 
@@ -55,7 +55,8 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--src", required=True, help="weight file or folder")
     parser.add_argument("--dst", required=True, type=Path, help="folder to make")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", choices=sorted(RULES), help="network; options from the shapes")
+    what.add_argument("--model", choices=convertible_networks(),
+                      help="network; options from the shapes")
     what.add_argument("--config", help="config file (.py) or a run's config.json")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", type=_change,
                         help="change a key of the config; without a dot, an option of the model")

@@ -10,8 +10,7 @@ from pid_jax.training.checkpoint import CARD, find_step_folder, read_json
 from tools.convert_torch_weights.layout import OTHER, PROJECTOR, Layout, counted, read_layout
 from tools.convert_torch_weights.orbax_io import stored_leaves
 from tools.convert_torch_weights.readers import LazyTensor, Source, open_source
-from tools.convert_torch_weights.recognise import recognise
-from tools.convert_torch_weights.releases import title
+from tools.convert_torch_weights.recognise import recognise, title
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _SHOWN = 8  # entries that are no tensors

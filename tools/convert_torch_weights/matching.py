@@ -9,8 +9,7 @@ from tools.convert_torch_weights.assembly import entries_by_leaf
 from tools.convert_torch_weights.layout import counted
 from tools.convert_torch_weights.mappings import Table
 from tools.convert_torch_weights.readers import LazyTensor
-from tools.convert_torch_weights.recognise import recognise
-from tools.convert_torch_weights.releases import title
+from tools.convert_torch_weights.recognise import recognise, title
 
 LQ = ("lq_proj.", "pit_lq_gate.")
 AUX_HEAD = ("lq_proj.lq_aux_rgb_head.",)

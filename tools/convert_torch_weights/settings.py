@@ -12,12 +12,9 @@ from ml_collections import ConfigDict, config_flags
 
 from pid_jax import config as config_lib
 from pid_jax.errors import UserError
-from tools.convert_torch_weights.mappings import Table, table_for
-from tools.convert_torch_weights.recognise import Recognised, Shapes, recognise
-from tools.convert_torch_weights.releases import (
-    STEM, UNDETERMINED, families_of, title, undetermined_options)
+from tools.convert_torch_weights.mappings import NETWORKS, Table, convertible_networks, table_for
+from tools.convert_torch_weights.recognise import Recognised, Shapes, recognise, title
 
-_OBJECTIVES = {"pidnet": "pid_teacher"}
 _GEMMA = {"name": "gemma2", "width": 2304, "length": 300}
 
 
@@ -55,24 +52,23 @@ def config_of_model(src: str, model: str, shapes: Shapes, changes: Mapping[str, 
     if found.model != model:
         raise UserError(f"{src}: the weights are {title(found, shapes)}, not those of {model}; "
                         "name the right --model, or a --config to start another network from them")
+    network = NETWORKS[model]
     config = config_lib.base_config()
     config.model = ConfigDict({"name": model, **found.options,
-                               **undetermined_options(found, shapes)})
-    config.objective = _OBJECTIVES.get(model, config.objective)
+                               **network.released(found, shapes)})
+    config.objective = network.objective or config.objective
     if config.model.get("txt_embed_dim") == _GEMMA["width"]:
         config.text = ConfigDict(_GEMMA)
-    if model == "pidnet":
-        config.codec = ConfigDict({"name": "/".join(families_of(found, shapes)) or "?"})
+    if network.families:
+        config.codec = ConfigDict({"name": "/".join(network.families(found, shapes)) or "?"})
     config = _changed(config, changes)
-    _refuse_unknown_options(src, config)
-    if model == "pidnet":
-        _derive_latent_channels(config, shapes)
+    _refuse_unknown_options(src, config, network.undetermined)
+    network.complete(config.model, shapes)
     return config
 
 
-def _refuse_unknown_options(src: str, config: ConfigDict) -> None:
-    open_options = [f"model.{name}" for name in UNDETERMINED.get(config.model.name, ())
-                    if name not in config.model]
+def _refuse_unknown_options(src: str, config: ConfigDict, undetermined: tuple[str, ...]) -> None:
+    open_options = [f"model.{name}" for name in undetermined if name not in config.model]
     family = config.codec.name
     if "/" in family:
         raise UserError(f"{src}: the weights fit the latents of {family.replace('/', ' and of ')}, "
@@ -82,16 +78,6 @@ def _refuse_unknown_options(src: str, config: ConfigDict) -> None:
     if open_options:
         raise UserError(f"{src}: the shapes of the weights do not tell {', '.join(open_options)}: "
                         "name a --config, or add --set NAME=VALUE for each")
-
-
-def _derive_latent_channels(config: ConfigDict, shapes: Shapes) -> None:
-    """Channels of the latent before unpatchifying and folding, from those of the first layer."""
-    if "lq_latent_channels" not in config.model and STEM in shapes:
-        options = config.model
-        cell = options.latent_spatial_down_factor // options.lq_latent_unpatchify_factor
-        fold = max(1, options.patch_size // (options.sr_scale * cell))
-        unpatchify = options.lq_latent_unpatchify_factor
-        options.lq_latent_channels = shapes[STEM][1] * unpatchify**2 // fold**2
 
 
 def _changed(config: ConfigDict, changes: Mapping[str, str]) -> ConfigDict:
@@ -139,7 +125,8 @@ def fitting_configs(found: Recognised, shapes: Shapes) -> str:
     names = [name for name in _config_names() if _fits(name, found, shapes)]
     if names:
         return f"configs that fit: {', '.join(f'configs/{name}.py' for name in names)}"
-    return f"no file in configs/ fits; try --model {found.model}" if found.model else ""
+    convertible = found.model in convertible_networks()
+    return f"no file in configs/ fits; try --model {found.model}" if convertible else ""
 
 
 def _config_names() -> list[str]:

@@ -1,8 +1,14 @@
 """Text-to-image PixelDiT (`PixDiT_T2I` in PyTorch)."""
 
+import math
+
 from pid_jax.models import token_compression as compression
 from pid_jax.models.pixeldit import PixelDiT
+from tools.convert_torch_weights.licences import NVIDIA
 from tools.convert_torch_weights.mappings.engine import Rule, layer
+from tools.convert_torch_weights.mappings.network import (Findings, Network, Recognised, Row,
+                                                          Shapes, columns, rows as rows_of)
+from tools.convert_torch_weights.mappings.releases import has_released_sizes
 from tools.convert_torch_weights.mappings.transforms import (channel_major,
                                                              channel_major_modulations,
                                                              half_split, half_split_qkv, vector)
@@ -102,3 +108,54 @@ def _expand(key: str, path: str, into: str) -> list[Rule]:
     return [*layer(f"{key}.{into}", f"{path}/proj_in"),
             *layer(f"{key}.proj_up.0", f"{path}/proj_up"),
             *layer(f"{key}.adapter_out.0", f"{path}/adapter_out")]
+
+
+# ---- recognition
+
+SIZES = (
+    Row("hidden_size", "s_embedder.proj.weight", rows_of, "rows"),
+    Row("patch_size", "s_embedder.proj.weight", lambda s: math.isqrt(s[1] // 3),
+        "columns are 3 colours times the patch's pixels"),
+    Row("pixel_hidden_size", "pixel_embedder.proj.weight", rows_of, "rows"),
+)
+_ROWS = (
+    *SIZES,
+    Row("txt_embed_dim", "y_embedder.proj.weight", columns, "columns"),
+    Row("txt_max_length", "y_pos_embedding", columns, "its tokens"),
+    Row("pixel_attn_hidden_size", "pixel_blocks.0.compress_to_attn.weight", rows_of, "rows"),
+)
+
+
+def derive(found: Findings) -> None:
+    """The options that shapes determine."""
+    found.read(_ROWS)
+    found.add_count("patch_depth", "patch_blocks.{i}.")
+    found.add_count("pixel_depth", "pixel_blocks.{i}.")
+    found.heads("num_groups", "hidden_size", "patch_blocks.0.attn.q_norm_x.weight")
+    found.heads("pixel_num_groups", "pixel_attn_hidden_size", "pixel_blocks.0.attn.q_norm.weight")
+    if stages := found.count("encoder_ed.stages.{i}."):
+        _derive_encoder_decoder(found, stages)
+
+
+def _derive_encoder_decoder(found: Findings, stages: int) -> None:
+    stage = "encoder_ed.stages.0"
+    found.add("enable_ed", True, f"{stages} stages encoder_ed.stages")
+    found.add("ed_compress_ratio", 2**stages, f"2 to the number of stages, {stages}")
+    found.add_count("ed_depth_per_stage", f"{stage}.blocks.{{i}}.")
+    found.read((
+        Row("ed_hidden_size", f"{stage}.blocks.0.attn.proj.weight", rows_of, "rows"),
+        Row("ed_window_size", f"{stage}.compress.proj_down.weight",
+            lambda s: math.isqrt(s[1] // max(s[0], 1)), "square root of columns by rows"),
+    ))
+    found.heads("ed_num_heads", "ed_hidden_size", f"{stage}.blocks.0.attn.q_norm.weight")
+    found.add_presence("ed_use_token_shuffle", f"{stage}.blocks.0._ts_compress.proj_down.weight")
+
+
+def _released(found: Recognised, shapes: Shapes) -> dict[str, object]:
+    rotary = {"rope_mode": "original", "rope_ref_h": 1024, "rope_ref_w": 1024}
+    return rotary if has_released_sizes(found) else {}
+
+
+NETWORK = Network("pixeldit_t2i", "text-to-image PixelDiT", "patch_blocks.0.attn.qkv_x.weight",
+                  rules, derive, undetermined=("rope_mode", "rope_ref_h", "rope_ref_w"),
+                  released=_released, objective="pixeldit_t2i", licence=NVIDIA)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from tools.convert_torch_weights.recognise import Recognised, Shapes
+from tools.convert_torch_weights.mappings.network import Recognised, Shapes
 
 STEM = "lq_proj.latent_proj.0.weight"
 _V1 = {"rope_mode": "ntk_aware", "rope_ref_h": 1024, "rope_ref_w": 1024,
@@ -42,18 +42,14 @@ RELEASES = (
 # Sizes of every released network, and of the LQ branch by version.
 _SIZES = {"hidden_size": 1536, "patch_size": 16, "patch_depth": 14, "pixel_depth": 2}
 _LQ_WIDTHS = {"v1": 512, "v1.5": 1024}
-_TEXT_TO_IMAGE = {"rope_mode": "original", "rope_ref_h": 1024, "rope_ref_w": 1024}
-
-# Options of a network that no shape can tell.
-UNDETERMINED = {
-    "pixeldit_t2i": ("rope_mode", "rope_ref_h", "rope_ref_w"),
-    "pidnet": ("rope_mode", "rope_ref_h", "rope_ref_w", "lq_conv_padding_mode", "sr_scale",
-               "latent_spatial_down_factor", "lq_latent_unpatchify_factor", "lq_interval"),
-    "discriminator": ("feature_indices", "num_blocks"),
-}
 
 
-def version_of(recognised: Recognised) -> str | None:
+def has_released_sizes(recognised: Recognised) -> bool:
+    """Whether the backbone is as large as the released ones."""
+    return all(recognised.options.get(name) == size for name, size in _SIZES.items())
+
+
+def version_of(recognised: Recognised, shapes: Shapes) -> str | None:
     """"v1" (a gate value per channel) or "v1.5" (one per token, and a gate on the pixel blocks)."""
     gate, pixel = (recognised.options.get(name) for name in ("lq_gate_type", "pit_lq_inject"))
     if gate == "sigma_aware_per_token_per_dim" and not pixel:
@@ -63,7 +59,7 @@ def version_of(recognised: Recognised) -> str | None:
 
 def families_of(recognised: Recognised, shapes: Shapes) -> tuple[str, ...]:
     """Latent families that fit the channels of the LQ branch; empty when none is known."""
-    version, stem = version_of(recognised), shapes.get(STEM, (0, 0))
+    version, stem = version_of(recognised, shapes), shapes.get(STEM, (0, 0))
     return next((release.families for release in RELEASES
                  if release.version == version and release.stem_channels == stem[1]), ())
 
@@ -71,11 +67,9 @@ def families_of(recognised: Recognised, shapes: Shapes) -> tuple[str, ...]:
 def undetermined_options(recognised: Recognised, shapes: Shapes) -> Mapping[str, object]:
     """The released values of the options that shapes cannot tell; empty for other networks."""
     options = recognised.options
-    if any(options.get(name) != size for name, size in _SIZES.items()):
+    if not has_released_sizes(recognised):
         return {}
-    if recognised.model == "pixeldit_t2i":
-        return _TEXT_TO_IMAGE
-    version, stem = version_of(recognised), shapes.get(STEM, (0, 0))
+    version, stem = version_of(recognised, shapes), shapes.get(STEM, (0, 0))
     for release in RELEASES:
         if (release.version == version and release.stem_channels == stem[1]
                 and options.get("lq_hidden_dim") == _LQ_WIDTHS[release.version]):
@@ -86,10 +80,7 @@ def undetermined_options(recognised: Recognised, shapes: Shapes) -> Mapping[str,
 
 def title(recognised: Recognised, shapes: Shapes) -> str:
     """What the weights are, in words."""
-    if recognised.model == "pidnet":
-        families = " or ".join(families_of(recognised, shapes)) or "unknown"
-        return (f"PiD {version_of(recognised) or 'of no released version'} for {families} latents "
-                f"({shapes.get(STEM, (0, 0))[1]} channels enter its LQ branch)")
-    return {"pixeldit_t2i": "text-to-image PixelDiT", "pixeldit_c2i": "class-conditional PixelDiT",
-            "discriminator": "the discriminator of PiD's distillation", "titok": "TiTok",
-            }.get(recognised.model, "no network that is known here")
+    families = " or ".join(families_of(recognised, shapes)) or "unknown"
+    version = version_of(recognised, shapes) or "of no released version"
+    return (f"PiD {version} for {families} latents ({shapes.get(STEM, (0, 0))[1]} channels enter "
+            "its LQ branch)")
