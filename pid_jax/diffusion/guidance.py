@@ -11,9 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Predict = Callable[[jax.Array, jax.Array], jax.Array]
 """`predict(x float32 [B, H, W, C], t float32 [B] in [0, 1]) -> output [B, H, W, C]`."""
+
+ScaledPredict = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+"""`predict(x float32 [B, H, W, C], t scalar, guidance scale scalar) -> output [B, H, W, C]`."""
 
 
 def guide(unconditional: jax.Array, conditional: jax.Array, scale) -> jax.Array:
@@ -46,6 +50,33 @@ def guided_by_one_call(predict: Callable[[jax.Array, jax.Array, Any], jax.Array]
         return guide(*jnp.split(output, 2), scale)
 
     return guided
+
+
+def guided_where_scaled(predict: Callable[[jax.Array, jax.Array, Any], jax.Array],
+                        condition: jax.Array, null_condition: jax.Array) -> ScaledPredict:
+    """Guidance whose scale changes from step to step; at scale 1 the unconditional half is skipped.
+
+    Args: as `guided_by_one_call`, single arrays.
+    """
+    both = _stack_null_first(null_condition, condition)
+
+    def guided(x, t, scale):
+        times = jnp.full(len(x), t)
+
+        def with_guidance(x):
+            output = predict(jnp.concatenate([x, x]), jnp.concatenate([times, times]), both)
+            return guide(*jnp.split(output, 2), scale)
+
+        return jax.lax.cond(scale == 1.0, lambda x: predict(x, times, condition), with_guidance, x)
+
+    return guided
+
+
+def scale_within(t, scale, interval: tuple[float, float]):
+    """`scale` where low < t < high, strictly and in float32, and 1 elsewhere (arXiv 2404.07724)."""
+    low, high = np.float32(interval[0]), np.float32(interval[1])
+    xp = jnp if isinstance(t, jax.Array) else np
+    return xp.where((low < t) & (t < high), scale, 1.0)
 
 
 def _is_one(scale) -> bool:

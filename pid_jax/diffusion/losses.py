@@ -185,13 +185,35 @@ def repa_loss(tokens: jax.Array, features: jax.Array) -> jax.Array:
     return 1.0 - jnp.mean(jnp.sum(_unit(tokens) * _unit(features), axis=-1))
 
 
+def alignment_loss(tokens: jax.Array, features: jax.Array) -> jax.Array:
+    """1 - mean cosine similarity, the tokens brought to the grid of the features.
+
+    As the class-conditional PixelDiT aligns: means over areas where the features are fewer,
+    bilinear where they are more. `repa_loss` is the rule of the text-to-image networks.
+
+    Args:
+      tokens: [B, L, D] hidden tokens after the projection head.
+      features: [B, M, D]; L and M are squares when they differ.
+    """
+    tokens = fit_tokens(tokens.astype(jnp.float32), features.shape[1])
+    return 1.0 - jnp.mean(jnp.sum(_unit(tokens) * _unit(features.astype(jnp.float32)), axis=-1))
+
+
+def fit_tokens(tokens: jax.Array, count: int) -> jax.Array:
+    """Square grids of tokens [B, L, D] -> [B, count, D]: area means to shrink, bilinear to grow."""
+    fewer = count < tokens.shape[1]
+    return _resize_tokens(tokens, count, resampling.adaptive_mean_matrix if fewer else
+                          resampling.bilinear_matrix)
+
+
 def _unit(tokens: jax.Array) -> jax.Array:
     """L2-normalised on the last axis, norms below 1e-12 counted as 1e-12."""
     square = jnp.sum(jnp.square(tokens), axis=-1, keepdims=True)
     return tokens * jax.lax.rsqrt(jnp.maximum(square, 1e-24))
 
 
-def _resize_tokens(tokens: jax.Array, count: int) -> jax.Array:
+def _resize_tokens(tokens: jax.Array, count: int,
+                   matrix: resampling.Matrix = resampling.bilinear_matrix) -> jax.Array:
     batch, length, width = tokens.shape
     if length == count:
         return tokens
@@ -200,5 +222,5 @@ def _resize_tokens(tokens: jax.Array, count: int) -> jax.Array:
         raise UserError(f"{length} and {count} tokens differ and are not both square grids; "
                         "feed the encoder an image with as many patches as the network has")
     grid = tokens.reshape(batch, side, side, width)
-    grid = resampling.resize(grid, new_side, new_side, resampling.bilinear_matrix)
+    grid = resampling.resize(grid, new_side, new_side, matrix)
     return grid.reshape(batch, count, width)

@@ -9,6 +9,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pid_jax.errors import UserError
 
@@ -75,3 +76,14 @@ def shift_time(t, shift):
     Works on numpy and JAX arrays and keeps their precision; 0 and 1 stay where they are.
     """
     return shift * t / (1.0 + (shift - 1.0) * t)
+
+
+def discrete_table(steps: int, shift: float) -> tuple[np.ndarray, np.ndarray]:
+    """Times of the original text-to-image recipe: t_i = shift_time(i / steps), i < steps.
+
+    Returns:
+      The times and the whole numbers that the network reads for them, floor(steps t), float32
+      [steps] each. (Its samplers feed steps t itself.)
+    """
+    times = shift_time(np.arange(steps) / steps, float(shift))
+    return times.astype(np.float32), np.floor((steps * times).astype(np.float32))

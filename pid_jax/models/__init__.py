@@ -7,13 +7,15 @@ import flax.linen as nn
 import jax
 
 from pid_jax.errors import UserError
+from pid_jax.models.class_conditional import ClassPixelDiT
 from pid_jax.models.discriminator import Discriminator
 from pid_jax.models.outputs import NetOutput
 from pid_jax.models.pid import PidNet
 from pid_jax.models.pixeldit import PixelDiT
 
 MODELS: dict[str, type[nn.Module]] = {
-    "pixeldit_t2i": PixelDiT, "pidnet": PidNet, "discriminator": Discriminator}
+    "pixeldit_t2i": PixelDiT, "pixeldit_c2i": ClassPixelDiT, "pidnet": PidNet,
+    "discriminator": Discriminator}
 
 
 def build_model(name: str, **options: Any) -> nn.Module:

@@ -1,4 +1,4 @@
-"""The two transformer blocks of PixelDiT as plain functions (PixelDiT paper, section 3)."""
+"""The transformer blocks of PixelDiT as plain functions (PixelDiT paper, section 3)."""
 
 from typing import NamedTuple
 
@@ -68,6 +68,33 @@ def _patch_rest(params, side, tokens, attended, mods):
     return tokens + mods[5] * swiglu(params[f"mlp_{side}"], hidden)
 
 
+class ClassContext(NamedTuple):
+    """What every patch block of the class-conditional network sees beside its stream."""
+
+    heads: int
+    condition: jax.Array  # [B, 1, D]
+    rope: RopeTable
+    attention: Attention
+
+
+def class_block_init(key: jax.Array, hidden: int, heads: int) -> dict:
+    """Parameters of one patch block without text."""
+    return draw(key, {
+        "norm1": norm_init(hidden), "norm2": norm_init(hidden),
+        "attn": self_attention_spec(hidden, heads), "mlp": swiglu_spec(hidden),
+        "adaLN_modulation": modulation_spec(hidden, hidden)})
+
+
+def class_block(params: Params, s: jax.Array, context: ClassContext) -> jax.Array:
+    """Attention among patch tokens s [B, L, D], then a SwiGLU."""
+    mods = _modulations(params["adaLN_modulation"], context.condition)
+    hidden = modulate(rms_norm(params["norm1"], s), *mods[:2])
+    s = s + mods[2] * self_attention(params["attn"], hidden, context.heads, context.rope,
+                                     context.attention)
+    hidden = modulate(rms_norm(params["norm2"], s), *mods[3:5])
+    return s + mods[5] * swiglu(params["mlp"], hidden)
+
+
 class PixelContext(NamedTuple):
     """What every pixel block sees beside its pixels."""
 
@@ -79,12 +106,13 @@ class PixelContext(NamedTuple):
 
 
 def pixel_block_init(key: jax.Array, hidden: int, channels: int, pixels: int, attn_width: int,
-                     heads: int) -> dict:
+                     heads: int, modulations: int = 6) -> dict:
     """Parameters of one pixel block.
 
     Args:
       hidden: width of the condition; channels: width of a pixel token; pixels: pixels per patch;
       attn_width: width of the compressed token that attends; heads: its heads.
+      modulations: 6, or 4 of `post_modulated_pixel_block`.
     """
     flat = channels * pixels
     return draw(key, {
@@ -93,7 +121,7 @@ def pixel_block_init(key: jax.Array, hidden: int, channels: int, pixels: int, at
         "attn": self_attention_spec(attn_width, heads),
         "expand_from_attn": linear_spec(attn_width, flat),
         "mlp": mlp_spec(channels),
-        "adaLN_modulation": modulation_spec(hidden, flat)})
+        "adaLN_modulation": modulation_spec(hidden, flat, modulations)})
 
 
 def pixel_block(params: Params, z: jax.Array, context: PixelContext) -> jax.Array:
@@ -105,12 +133,28 @@ def pixel_block(params: Params, z: jax.Array, context: PixelContext) -> jax.Arra
     mods = unstack(params["adaLN_modulation"])
     modulation = lambda i: linear(mods[i], context.condition).reshape(z.shape)
     hidden = modulate(rms_norm(params["norm1"], z, axis=-2), modulation(0), modulation(1))
-    token = linear(params["compress_to_attn"], hidden.reshape(*z.shape[:2], -1))
-    token = self_attention(params["attn"], token, context.heads, context.rope, context.attention,
-                           context.key_mask)
-    z = z + modulation(2) * linear(params["expand_from_attn"], token).reshape(z.shape)
+    z = z + modulation(2) * _patch_attention(params, hidden, context)
     hidden = modulate(rms_norm(params["norm2"], z, axis=-2), modulation(3), modulation(4))
     return z + modulation(5) * _channel_mlp(params["mlp"], hidden)
+
+
+def post_modulated_pixel_block(params: Params, z: jax.Array, context: PixelContext) -> jax.Array:
+    """As `pixel_block` with four modulations (scale, shift of the attention, then of the MLP) that
+    act on what a branch gives instead of on what it gets."""
+    mods = unstack(params["adaLN_modulation"])
+    modulation = lambda i: linear(mods[i], context.condition).reshape(z.shape)
+    attended = _patch_attention(params, rms_norm(params["norm1"], z, axis=-2), context)
+    z = z + modulate(attended, modulation(1), modulation(0))
+    hidden = _channel_mlp(params["mlp"], rms_norm(params["norm2"], z, axis=-2))
+    return z + modulate(hidden, modulation(3), modulation(2))
+
+
+def _patch_attention(params: Params, z: jax.Array, context: PixelContext) -> jax.Array:
+    """Each patch of z [B, L, C, P] becomes one token, attends, and becomes pixels again."""
+    token = linear(params["compress_to_attn"], z.reshape(*z.shape[:2], -1))
+    token = self_attention(params["attn"], token, context.heads, context.rope, context.attention,
+                           context.key_mask)
+    return linear(params["expand_from_attn"], token).reshape(z.shape)
 
 
 def _channel_mlp(params: Params, z: jax.Array) -> jax.Array:

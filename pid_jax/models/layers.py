@@ -219,19 +219,28 @@ def pixel_positions(grid: tuple[int, int], patch: int, channels: int) -> jax.Arr
     return jnp.concatenate(both, axis=2).reshape(rows * columns, channels, patch * patch)
 
 
-def time_frequencies() -> np.ndarray:
-    """The 128 frequencies of the time embedding, float32.
+def time_frequencies(channels: int = TIME_CHANNELS) -> np.ndarray:
+    """The channels / 2 frequencies of the time embedding, float32.
 
     PiD's table is built in float32: log 10 is rounded, then its product with the index, and exp
     is PyTorch's. t reaches 1000, so one ulp here moves the output by 1e-4.
     """
-    half = TIME_CHANNELS // 2
+    if channels < TIME_CHANNELS and TIME_CHANNELS % channels == 0:
+        return time_frequencies()[::TIME_CHANNELS // channels]
+    half = channels // 2
     log_period = np.float32(-np.log(TIME_MAX_PERIOD))
     exponent = log_period * np.arange(half, dtype=np.float32) / np.float32(half)
     table = np.exp(exponent.astype(np.float64)).astype(np.float32)
-    for entries, towards in ((TIME_FREQUENCIES_UP, 2), (TIME_FREQUENCIES_DOWN, 0)):
-        table[list(entries)] = np.nextafter(table[list(entries)], np.float32(towards))
+    if channels == TIME_CHANNELS:
+        for entries, towards in ((TIME_FREQUENCIES_UP, 2), (TIME_FREQUENCIES_DOWN, 0)):
+            table[list(entries)] = np.nextafter(table[list(entries)], np.float32(towards))
     return table
+
+
+def time_waves(t: jax.Array, channels: int = TIME_CHANNELS) -> jax.Array:
+    """t [B] float32 -> [cos, sin](t * f), float32 [B, channels]."""
+    angles = t.astype(jnp.float32)[:, None] * time_frequencies(channels)
+    return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
 
 
 def time_init(key: jax.Array, hidden: int) -> dict:
@@ -242,7 +251,6 @@ def time_init(key: jax.Array, hidden: int) -> dict:
 
 
 def time_embedding(params: Params, t: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """t [B] float32 in 0..1000 -> [B, D]: fc2(silu(fc1([cos, sin](t * f))))."""
-    angles = t.astype(jnp.float32)[:, None] * time_frequencies()
-    waves = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1).astype(dtype)
+    """t [B] float32 in the network's units -> [B, D]: fc2(silu(fc1([cos, sin](t * f))))."""
+    waves = time_waves(t).astype(dtype)
     return linear(params["fc2"], jax.nn.silu(linear(params["fc1"], waves)))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pid_jax.errors import UserError
+from pid_jax.models import repa
 from pid_jax.models import token_compression as compression
 from pid_jax.models.attention import Attention, dense_attention
 from pid_jax.models.blocks import (PatchContext, PixelContext, channel_linear, patch_block,
@@ -29,7 +30,8 @@ from pid_jax.models.stacking import REMAT_POLICIES, Injection, run_blocks, stack
 class PixelDiT(Shell):
     """Text-to-image PixelDiT. Option names and defaults are those of the PyTorch reference.
 
-    Beyond them: `dtype` (of the arithmetic), `param_dtype`, `remat` ("none", "full", "attention":
+    Beyond them: `repa_features` (width of the frozen features of REPA; 0: no projector in the
+    parameters) and `repa_width` (of the projector's hidden layers), `dtype` (of the arithmetic), `param_dtype`, `remat` ("none", "full", "attention":
     recompute all of a block or all but its attention in the backward pass), `attention` (the
     injected attention, see `models.attention`) and `constrain` (see `models.placement`).
     """
@@ -52,6 +54,8 @@ class PixelDiT(Shell):
     rope_ref_h: int = 1024
     rope_ref_w: int = 1024
     repa_encoder_index: int = -1
+    repa_features: int = 0
+    repa_width: int = 2048
     enable_ed: bool = False
     ed_compress_ratio: int = 1
     ed_depth_per_stage: int = 1
@@ -89,6 +93,7 @@ class PixelDiT(Shell):
             "final_layer": lambda key: {"norm": norm_init(pixel), "linear": linear_init(
                 key, pixel, colours, kernel=zeros, zero_bias=True)},
         }
+        inits |= repa.parameter_inits(hidden, self.repa_width, self.repa_features)
         return inits | (compression.parameter_inits(self) if self.enable_ed else {})
 
     def __call__(self, x: jax.Array, t: jax.Array, y: jax.Array, mask: jax.Array | None = None,

@@ -28,16 +28,16 @@ def axis_theta(head_dim: int, n: int, reference: int, mode: str) -> float:
 
     "ntk_aware" stretches it to 10000 * (n/reference)^(a/(a-2)), a = head_dim/2 channels per axis.
     """
-    if mode == "original":
+    if mode != "ntk_aware":
         return IMAGE_THETA
     channels = head_dim // 2
     return IMAGE_THETA * (n / reference) ** (channels / (channels - 2))
 
 
-def axis_angles(head_dim: int, n: int, theta: float) -> np.ndarray:
-    """Angles [n, head_dim/4] float64 of positions linspace(0, 16, n), both ends included."""
+def axis_angles(head_dim: int, n: int, theta: float, extent: float = IMAGE_EXTENT) -> np.ndarray:
+    """Angles [n, head_dim/4] float64 of positions linspace(0, extent, n), both ends included."""
     frequencies = theta ** (-4 * np.arange(head_dim // 4, dtype=np.float64) / head_dim)
-    return np.linspace(0.0, IMAGE_EXTENT, n)[:, None] * frequencies
+    return np.linspace(0.0, extent, n)[:, None] * frequencies
 
 
 def image_rope(head_dim: int, grid: tuple[int, int], mode: str = "original",
@@ -46,11 +46,13 @@ def image_rope(head_dim: int, grid: tuple[int, int], mode: str = "original",
 
     Args:
       head_dim: channels of a head, a multiple of 4.
+      mode: "original", "ntk_aware", or "extrapolated" (class-conditional networks): positions span
+        the grid's own size instead of 16.
       reference: the (rows, columns) grid at which "ntk_aware" changes nothing.
     """
-    rows, columns = grid
-    y = axis_angles(head_dim, rows, axis_theta(head_dim, rows, reference[0], mode))
-    x = axis_angles(head_dim, columns, axis_theta(head_dim, columns, reference[1], mode))
+    y, x = (axis_angles(head_dim, n, axis_theta(head_dim, n, known, mode),
+                        float(n) if mode == "extrapolated" else IMAGE_EXTENT)
+            for n, known in zip(grid, reference))
     return RopeTable(_spread(np.cos(x), np.cos(y)), _spread(np.sin(x), np.sin(y)))
 
 

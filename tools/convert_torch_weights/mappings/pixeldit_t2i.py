@@ -2,6 +2,7 @@
 
 import math
 
+from pid_jax.models import repa
 from pid_jax.models import token_compression as compression
 from pid_jax.models.pixeldit import PixelDiT
 from tools.convert_torch_weights.licences import NVIDIA
@@ -16,7 +17,8 @@ from tools.convert_torch_weights.mappings.transforms import (channel_major,
 
 def rules(net: PixelDiT) -> list[Rule]:
     """The rules of a network with these options."""
-    return _embedders() + _patch_blocks(net) + _pixel_blocks(net) + _encoder_decoder(net)
+    return (_embedders() + _patch_blocks(net) + _pixel_blocks(net) + _encoder_decoder(net)
+            + projector())
 
 
 def norm(key: str, path: str) -> Rule:
@@ -24,7 +26,7 @@ def norm(key: str, path: str) -> Rule:
     return Rule(f"{key}.weight", f"{path}/scale")
 
 
-def _attention(key: str, path: str, width: int, heads: int, side: str = "") -> list[Rule]:
+def attention(key: str, path: str, width: int, heads: int, side: str = "") -> list[Rule]:
     """qkv, q/k norms and projection; `side` is the names' ending ("_x", "_y" or nothing)."""
     head = vector(half_split(width // heads))
     return [*layer(f"{key}.qkv{side}", f"{path}/qkv{side}", half_split_qkv(width, heads), parts=3),
@@ -33,8 +35,15 @@ def _attention(key: str, path: str, width: int, heads: int, side: str = "") -> l
             *layer(f"{key}.proj{side}", f"{path}/proj{side}")]
 
 
-def _mlp(key: str, path: str) -> list[Rule]:
+def mlp(key: str, path: str) -> list[Rule]:
+    """The two layers of a feed-forward."""
     return layer(f"{key}.fc1", f"{path}/fc1") + layer(f"{key}.fc2", f"{path}/fc2")
+
+
+def projector() -> list[Rule]:
+    """The projector of REPA; its layers are numbered with the activations between them."""
+    return [rule for number, name in enumerate(("fc1", "fc2", "fc3"))
+            for rule in layer(f"{repa.NAME}.{2 * number}", f"{repa.NAME}/{name}")]
 
 
 def _embedders() -> list[Rule]:
@@ -53,8 +62,8 @@ def _patch_blocks(net: PixelDiT) -> list[Rule]:
     key, path, found = "patch_blocks.{i}", "patch_blocks", []
     for side, long_name in (("x", "img"), ("y", "txt")):
         found += [norm(f"{key}.norm_{side}{n}", f"{path}/norm_{side}{n}") for n in (1, 2)]
-        found += _attention(f"{key}.attn", f"{path}/attn", net.hidden_size, net.num_groups,
-                            f"_{side}")
+        found += attention(f"{key}.attn", f"{path}/attn", net.hidden_size, net.num_groups,
+                           f"_{side}")
         for name in ("w1", "w2", "w3"):
             found += layer(f"{key}.mlp_{side}.{name}", f"{path}/mlp_{side}/{name}")
         name = f"adaLN_modulation_{long_name}"
@@ -68,10 +77,10 @@ def _pixel_blocks(net: PixelDiT) -> list[Rule]:
     order = channel_major(pixels, channels)
     return [norm(f"{key}.norm1", f"{path}/norm1"), norm(f"{key}.norm2", f"{path}/norm2"),
             *layer(f"{key}.compress_to_attn", f"{path}/compress_to_attn", columns=order),
-            *_attention(f"{key}.attn", f"{path}/attn", net.pixel_attn_hidden_size,
-                        net.pixel_num_groups),
+            *attention(f"{key}.attn", f"{path}/attn", net.pixel_attn_hidden_size,
+                       net.pixel_num_groups),
             *layer(f"{key}.expand_from_attn", f"{path}/expand_from_attn", rows=order),
-            *_mlp(f"{key}.mlp", f"{path}/mlp"),
+            *mlp(f"{key}.mlp", f"{path}/mlp"),
             *layer(f"{key}.adaLN_modulation.0", f"{path}/adaLN_modulation",
                    channel_major_modulations(pixels, 6, channels), parts=6)]
 
@@ -90,9 +99,9 @@ def _encoder_decoder(net: PixelDiT) -> list[Rule]:
 
 def _stage_block(key: str, path: str, net: PixelDiT) -> list[Rule]:
     return [norm(f"{key}.norm1", f"{path}/norm1"), norm(f"{key}.norm2", f"{path}/norm2"),
-            *_attention(f"{key}.attn", f"{path}/attn", compression.width(net),
-                        compression.heads(net)),
-            *_mlp(f"{key}.mlp", f"{path}/mlp"),
+            *attention(f"{key}.attn", f"{path}/attn", compression.width(net),
+                       compression.heads(net)),
+            *mlp(f"{key}.mlp", f"{path}/mlp"),
             *layer(f"{key}.adaLN_modulation.0", f"{path}/adaLN_modulation", parts=6),
             *_merge(f"{key}._ts_compress", f"{path}/shuffle_merge", "proj_to_attn"),
             *_expand(f"{key}._ts_expand", f"{path}/shuffle_expand", "proj_from_attn")]
@@ -118,6 +127,10 @@ SIZES = (
         "columns are 3 colours times the patch's pixels"),
     Row("pixel_hidden_size", "pixel_embedder.proj.weight", rows_of, "rows"),
 )
+PROJECTOR_SIZES = (
+    Row("repa_features", f"{repa.NAME}.4.weight", rows_of, "rows"),
+    Row("repa_width", f"{repa.NAME}.4.weight", columns, "columns"),
+)
 _ROWS = (
     *SIZES,
     Row("txt_embed_dim", "y_embedder.proj.weight", columns, "columns"),
@@ -129,6 +142,7 @@ _ROWS = (
 def derive(found: Findings) -> None:
     """The options that shapes determine."""
     found.read(_ROWS)
+    found.read(PROJECTOR_SIZES)
     found.add_count("patch_depth", "patch_blocks.{i}.")
     found.add_count("pixel_depth", "pixel_blocks.{i}.")
     found.heads("num_groups", "hidden_size", "patch_blocks.0.attn.q_norm_x.weight")
