@@ -45,16 +45,22 @@ def open_distributed(folder: Path) -> Source:
     try:
         places = _places(folder, index["storage_data"])
         described = {name: _fields(path, entry)
-                     for name, entry in index["state_dict_metadata"].items()}
-        tensors = {name: _tensor(folder, name, entry, places)
-                   for name, entry in described.items() if "chunks" in entry}
+                     for name, entry in index["state_dict_metadata"].items()
+                     if not _is_bytes(entry)}
+        tensors = {name: _tensor(folder, name, entry, places) for name, entry in described.items()}
     except Unreadable:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise Unreadable(path, "its index has an unknown form") from error
-    other = {name: "bytes" for name in described if name not in tensors}
+    other = {name: "bytes" for name in index["state_dict_metadata"] if name not in tensors}
     files = (path, *sorted({place[0] for place in places.values()}))
     return Source(folder, "torch distributed checkpoint", tensors, other, files)
+
+
+def _is_bytes(entry: Any) -> bool:
+    """Whether an entry of the index is a pickled object beside the tensors; it is not opened."""
+    return isinstance(entry, Call) and getattr(entry.function, "text", "").endswith(
+        ".BytesStorageMetadata")
 
 
 def _fields(path: Path, value: Any) -> dict:
@@ -65,7 +71,7 @@ def _fields(path: Path, value: Any) -> dict:
 
 
 def _places(folder: Path, storage_data: dict) -> dict[tuple, tuple[Path, int, int]]:
-    """(tensor, corner) -> (file, start, length)."""
+    """(name, corner or None) -> (file, start, length)."""
     places = {}
     for key, info in storage_data.items():
         where, stored = _fields(folder, key), _fields(folder, info)
@@ -74,7 +80,7 @@ def _places(folder: Path, storage_data: dict) -> dict[tuple, tuple[Path, int, in
             raise Unreadable(folder, "its data is compressed; save it again without", where["fqn"])
         if Path(name).name != name:
             raise Unreadable(folder, f"it names the file {name!r}, which is outside the folder")
-        places[where["fqn"], where["offset"]] = (folder / name, start, length)
+        places[where["fqn"], where.get("offset")] = (folder / name, start, length)
     return places
 
 
