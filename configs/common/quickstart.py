@@ -15,7 +15,6 @@ def quickstart() -> ConfigDict:
     config.data.crop = "random"
     config.data.flip = True
     config.optim.warm_up_steps = (50,)
-    config.optim.clip_norm = 1.0
     config.flow.shift = 1.0
     config.total_steps = 600
     config.checkpoint.every = 200
