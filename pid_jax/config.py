@@ -20,24 +20,34 @@ DTYPES = ("float32", "bfloat16")
 
 # What a value may be, by its path; an unset leaf always may.
 CHOICES = {
-    "objective": ("pixeldit_t2i", "pid_teacher"), "dtype": DTYPES, "param_dtype": DTYPES,
-    "flow.prediction_type": ("velocity", "x0"), "sample.weights": ("ema", "params")}
+    "objective": ("pixeldit_t2i", "pid_teacher", "pid_student"), "dtype": DTYPES,
+    "param_dtype": DTYPES, "flow.prediction_type": ("velocity", "x0"),
+    "sample.weights": ("ema", "params"), "distill.frozen_dtype": DTYPES,
+    "distill.teacher_prediction_type": ("velocity", "x0"), "distill.sampler": ("ode", "sde"),
+    "distill.input": ("teacher_forcing", "self_rollout")}
 AT_LEAST = {
     1: ("total_steps", "data.batch_size", "data.image_size", "optim.accumulate",
         "checkpoint.every", "checkpoint.keep", "sample.every", "sample.steps", "sample.count",
-        "sample.image_size", "log.every", "flow.dynamic_image_size"),
+        "sample.image_size", "log.every", "flow.dynamic_image_size", "distill.student_every",
+        "distill.steps", "distill.discriminator.num_conv_layers"),
     0: ("seed", "data.threads", "data.workers", "data.prefetch", "optim.lr",
         "optim.weight_decay", "flow.logit_std", "flow.loss_weight", "align.weight",
-        "align.sigma_power", "align.y_weight", "align.chroma_weight")}
+        "align.sigma_power", "align.y_weight", "align.chroma_weight", "distill.vsd_weight",
+        "distill.dsm_weight", "distill.gan_weight", "distill.gan_warm_up_steps",
+        "distill.r1_weight", "distill.r1_alpha", "distill.fake_score.lr",
+        "distill.fake_score.weight_decay", "distill.discriminator.lr",
+        "distill.discriminator.weight_decay")}
 POSITIVE = ("optim.eps", "optim.clip_norm", "optim.skip_grad_norm_threshold", "flow.shift",
             "flow.dynamic_base_shift", "align.eps")
 UNIT = ("data.caption_dropout", "noising.latent_dropout", "noising.apply_prob",
-        "noising.clean_latent_ratio", "flow.sigma_min", "sample.sigma")
+        "noising.clean_latent_ratio", "flow.sigma_min", "sample.sigma", "distill.first_time",
+        "distill.time_min", "distill.time_max")
 MAY_BE_INFINITE = ("optim.clip_norm", "optim.skip_grad_norm_threshold")
 LISTS = {
     "data.sizes": str, "data.caption_fields": str, "sample.prompts": str, "optim.betas": float,
     "optim.warm_up_steps": int, "optim.cycle_lengths": int, "optim.f_start": float,
-    "optim.f_max": float, "optim.f_min": float}
+    "optim.f_max": float, "optim.f_min": float, "distill.times": float,
+    "distill.fake_score.betas": float, "distill.discriminator.feature_indices": int}
 
 
 def base_config() -> ConfigDict:
@@ -59,6 +69,7 @@ def base_config() -> ConfigDict:
         "flow": _flow(),
         "noising": _noising(),
         "align": _align(),
+        "distill": _distill(),
         "mesh": _mesh(),
         "attention": "auto",  # local kernel: auto, dense, chunked, splash (TPU), cudnn (GPU)
         "checkpoint": {"every": 500, "keep": 3},
@@ -153,6 +164,35 @@ def _align() -> dict:
         "y_weight": 0.25,
         "chroma_weight": 1.0,
         "eps": 1e-3,
+    }
+
+
+def _distill() -> dict:
+    return {
+        "teacher": config_dict.placeholder(str),  # checkpoint; default: init_from
+        "untrained_teacher": False,  # without either, a teacher drawn from the seed
+        "frozen_dtype": "float32",  # storage of the teacher
+        "teacher_prediction_type": "velocity",
+        "teacher_guidance": 3.0,
+        "student_every": 6,  # one student update, then student_every - 1 of the fake score
+        "steps": 4,
+        "times": (0.999, 0.866, 0.634, 0.342, 0.0),  # steps + 1 of them; empty: uniform
+        "first_time": 1.0,  # of one step, and of uniform times
+        "sampler": "sde",
+        "input": "teacher_forcing",
+        "time_min": 0.02,
+        "time_max": 0.99,
+        "vsd_weight": 1.0,
+        "dsm_weight": 1.0,
+        "gan_weight": 0.05,  # 0: no discriminator
+        "gan_warm_up_steps": 100,  # updates of both phases
+        "gan_same_noise": True,  # real and generated pictures share time and noise
+        "r1_weight": 200.0,
+        "r1_alpha": 0.1,
+        "fake_score": {"lr": 1e-5, "weight_decay": 1e-3, "betas": (0.9, 0.999)},
+        "discriminator": {
+            "lr": 1e-5, "weight_decay": 0.0, "feature_indices": (7,), "num_conv_layers": 2,
+            "patch_logits": False},
     }
 
 
@@ -260,10 +300,12 @@ def _check_list(config: ConfigDict, path: str, kind: type) -> None:
 
 def _check_entries(config: ConfigDict) -> None:
     """The tuples of which not every length will do."""
-    betas, overrides = config.optim.betas, config.noising.overrides
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise UserError(f"config.optim.betas is {betas!r}; expected two numbers, each at least 0 "
-                        "and below 1")
+    overrides = config.noising.overrides
+    for path in ("optim.betas", "distill.fake_score.betas"):
+        betas = lookup(config, path)
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise UserError(f"config.{path} is {betas!r}; expected two numbers, each at least 0 "
+                            "and below 1")
     if not config.sample.prompts:
         raise UserError("config.sample.prompts is empty; give at least one, such as ('a cat',)")
     for override in overrides:

@@ -8,6 +8,7 @@ a picture does not depend on what it is drawn together with.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,17 +20,19 @@ from ml_collections import ConfigDict
 
 from pid_jax import models, objectives
 from pid_jax.config import check_config
-from pid_jax.diffusion import dpm_solver
+from pid_jax.diffusion import dpm_solver, few_step
 from pid_jax.errors import RunFailed, UserError
 from pid_jax.objectives.base import Objective
 from pid_jax.objectives.pid_teacher import PidTeacher
 from pid_jax.objectives.pixeldit_t2i import PixelDitT2I
 from pid_jax.training import checkpoint as checkpoint_lib
 from pid_jax.training.state import Params
+from pid_jax.training.weights import read_weights
 
 WEIGHTS = {"ema": "ema", "net": checkpoint_lib.PARAMS, "untrained": None}
-COMMAND_OF = {PidTeacher: "pid_jax.decode", PixelDitT2I: "pid_jax.generate"}
-LATENT_NOISE = 1  # folded into an item's key, so that this noise differs from the sampler's
+COMMAND_OF = {"pid_teacher": "pid_jax.decode", "pid_student": "pid_jax.decode",
+              "pixeldit_t2i": "pid_jax.generate"}
+LATENT_NOISE, STEP_NOISE = 1, 2  # folded into an item's key, so that no noise is used twice
 
 T = TypeVar("T")
 
@@ -79,7 +82,7 @@ def load_checkpoint(path: str | Path, which: str, wanted: type[Objective]) -> Ch
     if not isinstance(objective, wanted):
         raise UserError(f"the checkpoint {folder} is of the objective "
                         f"{objective.config.objective!r}: draw with `python -m "
-                        f"{COMMAND_OF[type(objective)]}`, or name a checkpoint for this command")
+                        f"{COMMAND_OF[objective.config.objective]}`, or name a checkpoint for this command")
     return Checkpoint(folder, which, objective, load_weights(folder, which, objective))
 
 
@@ -101,8 +104,12 @@ def load_weights(folder: Path, which: str, objective: Objective) -> Params:
         return models.init_parameters(objective.net, key)
     if checkpoint_lib.is_converted(folder):
         name = checkpoint_lib.PARAMS
-    checkpoint_lib.refuse_differences(folder, name, objective.abstract_params)
-    return checkpoint_lib.load_for_inference(folder, name)[1]
+    stored = checkpoint_lib.flat(checkpoint_lib.saved_shapes(folder, name))
+    abstract = checkpoint_lib.nested({
+        path: jax.ShapeDtypeStruct(leaf.shape, getattr(stored.get(path), "dtype", leaf.dtype))
+        for path, leaf in checkpoint_lib.flat(objective.abstract_params).items()})
+    return read_weights(folder, name, checkpoint_lib.placed(abstract, None), "the checkpoint",
+                        unused=objective.unused_parameters)[0]
 
 
 class PixelDecoder:
@@ -193,7 +200,8 @@ class PixelDecoder:
 
     def _draw(self, params, seeds, latents, sigma, text, null_text, table, *, size, scale):
         noise = starting_noise(seeds, size)
-        return self.objective.decode(params, noise, latents, sigma, text, null_text, table, scale)
+        return self.objective.decode(params, noise, latents, sigma, text, null_text, table, scale,
+                                     functools.partial(fresh_noise, seeds, size))
 
 
 class PixelGenerator:
@@ -256,7 +264,7 @@ class SamplerSettings:
       negative_prompt: text of the unconditional side; `null_text` [1, T, E] is its embedding.
     """
 
-    table: dpm_solver.DpmTable
+    table: dpm_solver.DpmTable | few_step.StepTable
     guidance: float
     negative_prompt: str
     null_text: np.ndarray
@@ -264,7 +272,7 @@ class SamplerSettings:
     @property
     def steps(self) -> int:
         """Network evaluations (pairs of them under guidance)."""
-        return len(self.table.keep)
+        return self.table.steps
 
     def note(self) -> dict[str, Any]:
         """What a picture's JSON says about them."""
@@ -291,6 +299,12 @@ def sampler_settings(objective: Objective, height: int, width: int, steps: int |
 def starting_noise(seeds: jax.Array, size: tuple[int, int]) -> jax.Array:
     """Standard normal [B, H, W, 3], each picture from its own seed (uint32 [B])."""
     return jax.vmap(lambda seed: jax.random.normal(jax.random.key(seed), (*size, 3)))(seeds)
+
+
+def fresh_noise(seeds: jax.Array, size: tuple[int, int], step: jax.Array) -> jax.Array:
+    """Standard normal [B, H, W, 3] for one step of a stochastic sampler, from the same seeds."""
+    return jax.vmap(lambda seed: jax.random.normal(jax.random.fold_in(
+        jax.random.fold_in(jax.random.key(seed), STEP_NOISE), step), (*size, 3)))(seeds)
 
 
 def per_item(value: T | Sequence[T], count: int, name: str) -> list[T]:

@@ -125,10 +125,10 @@ def read_heldout(config: ConfigDict, objective: Objective) -> dict[str, Any] | N
         return next(batches)
 
 
-def compile_step(objective: Objective, mesh: Mesh, state: TrainState) -> StepFunction:
-    """The jitted update; it overwrites the state that it is given."""
+def compile_step(objective: Objective, mesh: Mesh, state: TrainState, phase: str) -> StepFunction:
+    """The jitted update of one phase; it overwrites the state that it is given."""
     places = jax.tree.map(lambda leaf: leaf.sharding, state)
-    return jax.jit(objective.step, donate_argnums=0,
+    return jax.jit(objective.phases()[phase], donate_argnums=0,
                    in_shardings=(places, mesh_lib.batch_sharding(mesh)),
                    out_shardings=(places, mesh_lib.replicated(mesh)))
 
@@ -151,14 +151,17 @@ class Loop:
     progress: metrics_lib.Progress
     interruption: Interruption
     unread: "Report | None" = None
-    work: dict[tuple[int, ...], float] = dataclasses.field(default_factory=dict)
+    latest: dict[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    work: dict[tuple, float] = dataclasses.field(default_factory=dict)
 
     def run(self, state: TrainState) -> TrainState:
         """Runs to `total_steps`."""
         first, total = int(state.step), self.config.total_steps
-        step_function = compile_step(self.objective, self.mesh, state)
+        updates = {phase: compile_step(self.objective, self.mesh, state, phase)
+                   for phase in self.objective.phases()}
         for step in range(first + 1, total + 1):
-            state = self.one_step(step_function, state, step)
+            phase = self.objective.phase(step - 1)
+            state = self.one_step(updates[phase], state, step, phase)
             if step == first + 1:
                 self.note_compilation(state)
             if self.due(step, self.config.sample.every):
@@ -181,15 +184,16 @@ class Loop:
             return bool(self.interruption)
         return self.due(step, self.config.log.every) and multihost.in_any(bool(self.interruption))
 
-    def one_step(self, step_function: StepFunction, state: TrainState, step: int) -> TrainState:
+    def one_step(self, update: StepFunction, state: TrainState, step: int,
+                 phase: str) -> TrainState:
         """One update; reads the metrics of the one before."""
         batch = next(self.batches)
         arrays = mesh_lib.shard_batch(self.objective.prepare(batch), self.mesh,
                                       self.config.data.batch_size)
-        state, values = step_function(state, arrays)
-        self.count_work(arrays)
+        state, values = update(state, arrays)
+        self.count_work(arrays, phase)
         self.read_metrics()
-        self.unread = Report(step, values, metrics_lib.digest(batch["key"]))
+        self.unread = Report(step, phase, values, metrics_lib.digest(batch["key"]))
         return state
 
     def note_compilation(self, state: TrainState) -> None:
@@ -198,14 +202,14 @@ class Loop:
         logger.info("first step after %.1f s, with compilation", self.progress.seconds)
         self.progress.restart(int(state.step))
 
-    def count_work(self, arrays: Mapping[str, jax.Array]) -> None:
-        """Adds the FLOPs of a step to the progress; counted once for each picture size."""
+    def count_work(self, arrays: Mapping[str, jax.Array], phase: str) -> None:
+        """Adds the FLOPs of a step to the progress; counted once a phase and picture size."""
         if self.progress.peak is None:
             return
-        size = arrays["image"].shape
-        if size not in self.work:
-            self.work[size] = self.objective.step_flops(arrays).total
-        self.progress.add_work(self.work[size])
+        kind = phase, arrays["image"].shape
+        if kind not in self.work:
+            self.work[kind] = self.objective.step_flops(arrays, phase).total
+        self.progress.add_work(self.work[kind])
 
     def read_metrics(self) -> None:
         """Writes the metrics that are outstanding; stops the run when the loss is not finite."""
@@ -213,13 +217,15 @@ class Loop:
             return
         report, self.unread = self.unread, None
         values = jax.device_get(report.values)
-        self.writer.write(report.step, {**values, "batch": report.batch, "time": time.time()})
+        self.writer.write(report.step, {"phase": report.phase, **values, "batch": report.batch,
+                                        "time": time.time()})
+        self.latest[report.phase] = values
         metrics_lib.stop_if_not_finite(report.step, values, self.checkpointer.latest_step())
         if values["update_skipped"]:
             logger.warning("step %d: gradient norm %s, the update is skipped", report.step,
                            values["grad_norm"])
         if self.due(report.step, self.config.log.every):
-            logger.info(self.progress.line(report.step, values))
+            logger.info(self.progress.line(report.step, self.latest))
 
     def sample(self, state: TrainState) -> None:
         """Draws the sample grid; its time does not count as training."""
@@ -246,5 +252,6 @@ class Report:
     """Metrics of a step that are still on the device, and the digest of its batch's keys."""
 
     step: int
+    phase: str
     values: Mapping[str, jax.Array]
     batch: str

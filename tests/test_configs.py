@@ -34,7 +34,7 @@ def trace_step(config, batch_size=2):
     if config.objective == "pid_teacher":
         batch["sigma_range"] = shape((batch_size, 2), jnp.float32)
     state = jax.eval_shape(objective.init, jax.random.key(0))
-    return state, *jax.eval_shape(objective.step, state, batch)
+    return state, *jax.eval_shape(objective.phases()[objective.phase(0)], state, batch)
 
 
 def leaves(tree):

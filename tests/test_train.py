@@ -45,6 +45,12 @@ class Nothing:
     def __init__(self):
         self.sampled = []
 
+    def phases(self):
+        return {"train": one_step}
+
+    def phase(self, step):
+        return "train"
+
     def prepare(self, batch):
         return {}
 

@@ -61,4 +61,10 @@ def config(objective: str, data: Path) -> ConfigDict:
     if objective == "pid_teacher":
         result.noising.enabled = result.align.enabled = True
         result.noising.latent_dropout = 0.25
+    if objective == "pid_student":
+        result.noising.enabled = result.distill.untrained_teacher = True
+        result.distill.student_every = 2
+        result.distill.discriminator.feature_indices = (0, 1)
+        result.distill.discriminator.lr = result.distill.fake_score.lr = 1e-3
+        result.optim.lr = 1e-3
     return result

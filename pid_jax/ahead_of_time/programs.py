@@ -54,8 +54,14 @@ def _training_step(objective: Objective, mesh: Mesh, height: int, width: int) ->
     batch = objective.batch_shapes(objective.config.data.batch_size, height, width)
     batch = _placed(batch, batch_sharding(mesh))
     parts = {"parameters": state.params, "optimizer": state.opt_state, "averages": state.ema,
-             "batch": batch}
-    return Program(train.compile_step(objective, mesh, state), (state, batch), parts)
+             "other networks": (state.companions, state.frozen), "batch": batch}
+    return Program(train.compile_step(objective, mesh, state, first_phase(objective)),
+                   (state, batch), parts)
+
+
+def first_phase(objective: Objective) -> str:
+    """The phase that is compiled ahead of time: the first update's, the largest one."""
+    return objective.phase(0)
 
 
 def _drawing(objective: Objective, mesh: Mesh, height: int, width: int) -> Program:
@@ -94,6 +100,7 @@ def model_flops(config: ConfigDict, program: str, height: int, width: int) -> Fl
         return Flops()
     objective = objectives.build(config)
     if program == "train":
-        return objective.step_flops(objective.batch_shapes(config.data.batch_size, height, width))
+        batch = objective.batch_shapes(config.data.batch_size, height, width)
+        return objective.step_flops(batch, first_phase(objective))
     drawing = _drawing(objective.counting(), single_device(), height, width)
     return count_flops(drawing.function, *drawing.arguments)

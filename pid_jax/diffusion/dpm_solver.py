@@ -41,6 +41,11 @@ class DpmTable(NamedTuple):
     take: np.ndarray
     correction: np.ndarray
 
+    @property
+    def steps(self) -> int:
+        """N."""
+        return len(self.keep)
+
 
 def time_grid(num_steps: int, shift: float = 1.0) -> np.ndarray:
     """Float64 [num_steps + 1] times from just under 1 to exactly 0, uniform before the shift.

@@ -35,6 +35,11 @@ class StepTable(NamedTuple):
     output: np.ndarray
     fresh: np.ndarray | None
 
+    @property
+    def steps(self) -> int:
+        """N."""
+        return len(self.times)
+
 
 def student_times(num_steps: int, t_list: Sequence[float] = (), trained_steps: int = 4,
                   first_time: float = 1.0) -> np.ndarray:

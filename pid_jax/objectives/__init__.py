@@ -7,12 +7,13 @@ from ml_collections import ConfigDict
 from pid_jax import encoders, models
 from pid_jax.errors import UserError
 from pid_jax.objectives.base import Objective
+from pid_jax.objectives.pid_student import PidStudent
 from pid_jax.objectives.pid_teacher import PidTeacher
 from pid_jax.objectives.pixeldit_t2i import PixelDitT2I
 from pid_jax.parallel.mesh import single_device
 from pid_jax.parallel.sequence import make_attention, make_constrain
 
-MODEL_OF = {"pixeldit_t2i": "pixeldit_t2i", "pid_teacher": "pidnet"}
+MODEL_OF = {"pixeldit_t2i": "pixeldit_t2i", "pid_teacher": "pidnet", "pid_student": "pidnet"}
 
 
 def build(config: ConfigDict, mesh: Mesh | None = None) -> Objective:
@@ -36,7 +37,21 @@ def build(config: ConfigDict, mesh: Mesh | None = None) -> Objective:
         return PixelDitT2I(config, net, text)
     codec = encoders.build_codec(**config.codec)
     check_codec(net, codec)
-    return PidTeacher(config, net, text, codec)
+    if config.objective == "pid_teacher":
+        return PidTeacher(config, net, text, codec)
+    # Nothing trains the auxiliary head in distillation.
+    net = net.clone(lq_aux_rgb_head=False)
+    return PidStudent(config, net, build_discriminator(config), text, codec)
+
+
+def build_discriminator(config: ConfigDict) -> models.Discriminator:
+    """The discriminator on the features of the teacher's patch blocks."""
+    options = config.distill.discriminator
+    return models.build_model(
+        "discriminator", inner_dim=config.model.hidden_size, num_blocks=config.model.patch_depth,
+        feature_indices=options.feature_indices, num_conv_layers=options.num_conv_layers,
+        patch_logits=options.patch_logits, dtype=jnp.dtype(config.dtype),
+        param_dtype=jnp.dtype(config.param_dtype))
 
 
 def check_model_name(config: ConfigDict) -> None:

@@ -25,6 +25,7 @@ LARGEST_SIDE = 16384  # XLA aborts the process on arrays of more elements than i
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
+Update = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
 class Objective(abc.ABC):
@@ -35,10 +36,12 @@ class Objective(abc.ABC):
       net: the Flax network; parameters stay outside it.
       text: the text encoder.
       fresh_parameters: path patterns of parameters that `init_from` may lack.
+      unused_parameters: path patterns of parameters of `init_from` that are left out.
       needs_heldout: `sample_inputs` reads pictures that training does not see.
     """
 
     fresh_parameters: tuple[str, ...] = ()
+    unused_parameters: tuple[str, ...] = ()
     needs_heldout: bool = False
 
     def __init__(self, config: ConfigDict, net: Any, text: TextEncoder):
@@ -80,6 +83,18 @@ class Objective(abc.ABC):
                           opt_state=self.optimizer.init(trainable),
                           ema=ema.init_ema(params, self.averages))
 
+    def frozen_sources(self) -> dict[str, str | None]:
+        """By name, the checkpoint of each of the state's frozen networks; None: drawn."""
+        return {}
+
+    def phases(self) -> dict[str, Update]:
+        """The kinds of update that take turns, by name; each is compiled once."""
+        return {"train": self.step}
+
+    def phase(self, step: int) -> str:
+        """Which of `phases` follows on `step` updates."""
+        return "train"
+
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """One update on a batch made by `prepare`."""
         examples = self.examples(batch, step_key(self.config.seed, state.step))
@@ -89,25 +104,13 @@ class Objective(abc.ABC):
 
     def gradients(self, params: Params, examples: Batch) -> tuple[Metrics, Params]:
         """Metrics and gradients (trainable leaves only) of the loss, over the micro-batches."""
-        trainable, frozen = freezing.partition(params, self.mask)
-
-        def loss(trainable: Params, part: Batch) -> tuple[jax.Array, Metrics]:
-            return self.loss(freezing.combine(trainable, frozen), part)
-
-        def metrics_and_gradients(trainable: Params, part: Batch, index: jax.Array):
-            grads, metrics = jax.grad(loss, has_aux=True)(trainable, part)
-            return metrics, grads
-
-        return optim.accumulate(metrics_and_gradients, trainable, examples,
+        return masked_gradients(self.loss, params, self.mask, examples,
                                 self.config.optim.accumulate)
 
     def update(self, state: TrainState, grads: Params) -> tuple[TrainState, Metrics]:
         """Clips, moves the parameters, averages them, counts the step."""
-        trainable, frozen = freezing.partition(state.params, self.mask)
-        moving, _ = freezing.partition(self.mask, self.mask)
-        trainable, opt_state, metrics = self.optimizer.update(
-            grads, state.opt_state, trainable, moving)
-        params = freezing.combine(trainable, frozen)
+        params, opt_state, metrics = masked_update(self.optimizer, grads, state.opt_state,
+                                                   state.params, self.mask)
         averages = ema.update_ema(state.ema, params, state.step, self.averages)
         return state.replace(step=state.step + 1, params=params, opt_state=opt_state,
                              ema=averages), metrics
@@ -134,11 +137,11 @@ class Objective(abc.ABC):
                                      remat="none")
         return counted
 
-    def step_flops(self, batch: Mapping[str, Any]) -> Flops:
+    def step_flops(self, batch: Mapping[str, Any], phase: str) -> Flops:
         """FLOPs that one update on a batch of these shapes needs, without recomputation."""
         counted = self.counting()
         state = jax.eval_shape(counted.init, jax.random.key(0))
-        return count_flops(counted.step, state, dict(batch))
+        return count_flops(counted.phases()[phase], state, dict(batch))
 
     @abc.abstractmethod
     def drawing(self, batch: int, height: int,
@@ -214,6 +217,37 @@ def check_divides(height: int, width: int, divisor: int, what: str) -> None:
 def float_shape(*shape: int) -> jax.ShapeDtypeStruct:
     """A float32 array that is only described."""
     return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def masked_gradients(loss: Callable[[Params, Batch], tuple[jax.Array, Metrics]], params: Params,
+                     mask: Params, examples: Batch, parts: int) -> tuple[Metrics, Params]:
+    """Metrics and gradients of a loss, averaged over micro-batches.
+
+    Args:
+      loss: (parameters, examples) -> (scalar, metrics).
+      mask: see `freezing.trainable_mask`; only what it leaves trainable gets a gradient.
+      parts: micro-batches.
+    """
+    trainable, frozen = freezing.partition(params, mask)
+
+    def loss_of_trainable(trainable: Params, part: Batch) -> tuple[jax.Array, Metrics]:
+        return loss(freezing.combine(trainable, frozen), part)
+
+    def metrics_and_gradients(trainable: Params, part: Batch, index: jax.Array):
+        grads, metrics = jax.grad(loss_of_trainable, has_aux=True)(trainable, part)
+        return metrics, grads
+
+    return optim.accumulate(metrics_and_gradients, trainable, examples, parts)
+
+
+def masked_update(optimizer: optim.AdamW, grads: Params, opt_state: optim.OptimizerState,
+                  params: Params, mask: Params
+                  ) -> tuple[Params, optim.OptimizerState, Metrics]:
+    """Clips and moves what `mask` leaves trainable; see `optim.AdamW.update`."""
+    trainable, frozen = freezing.partition(params, mask)
+    moving, _ = freezing.partition(mask, mask)
+    trainable, opt_state, metrics = optimizer.update(grads, opt_state, trainable, moving)
+    return freezing.combine(trainable, frozen), opt_state, metrics
 
 
 def make_optimizer(options: ConfigDict) -> optim.AdamW:

@@ -15,11 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from pid_jax.diffusion import degrade, dpm_solver, flow, guidance, losses, noising
+from pid_jax.diffusion import degrade, dpm_solver, few_step, flow, guidance, losses, noising
 from pid_jax.encoders.protocols import LatentCodec, TextEncoder
 from pid_jax.objectives.base import Batch, Metrics, Objective, float_shape, check_divides
 from pid_jax.training import freezing
 from pid_jax.training.state import Params
+
+FRESH_NOISE = 2  # folded into the key of a sample, beside the two that it is split into
 
 
 class PidTeacher(Objective):
@@ -121,7 +123,7 @@ class PidTeacher(Objective):
 
     def decode(self, params: Params, noise: jax.Array, latent: jax.Array, sigma: jax.Array,
                text: jax.Array, null_text: jax.Array, table: dpm_solver.DpmTable,
-               scale: float) -> jax.Array:
+               scale: float, draw: few_step.Draw | None = None) -> jax.Array:
         """Decodes latents; guidance is on the text only, by two network calls a step.
 
         Args:
@@ -132,6 +134,7 @@ class PidTeacher(Objective):
           null_text: embeddings of the negative prompt [1, T, E].
           table: the solver's steps, from `solver_table`.
           scale: guidance scale; 1 switches guidance off.
+          draw: fresh noise of a step; this solver asks for none.
         Returns:
           float32 [B, H, W, 3], clipped to [-1, 1].
         """
@@ -169,7 +172,8 @@ class PidTeacher(Objective):
         latent, sigma = self.noised_latent(small, latent_key, options.sigma)
         pictures = self.decode(
             params, jax.random.normal(noise_key, image.shape), latent, sigma, inputs["text"],
-            self.null_text, self.solver_table(height, width, options.steps), options.guidance)
+            self.null_text, self.solver_table(height, width, options.steps), options.guidance,
+            few_step.gaussian_draws(jax.random.fold_in(rng, FRESH_NOISE), image.shape))
         return {"bicubic": degrade.upsample(small, height, width), "sample": pictures,
                 "truth": image}
 

@@ -1,9 +1,11 @@
 """Orbax checkpoints: `workdir/checkpoints/<step>/` with one folder per item.
 
     params/  ema/      nested dicts of arrays; each loads without the others
+    fake_score/ ...    networks that train beside it (distillation), each by its name
     optimizer/         the optimizer's state by path
     data/              state of the data iterator (JSON)
-    config/  card/     resolved config and model card (JSON)
+    config/  card/     resolved config and model card (JSON), which says where frozen networks
+                       are: their weights are not written
 
 Arrays are written in the background; a step's folder appears under its name when it is complete.
 """
@@ -37,7 +39,11 @@ RESERVED = (PARAMS, OPTIMIZER, DATA, CONFIG, CARD)
 
 
 class Checkpointer:
-    """Saves and restores the checkpoints of one run."""
+    """Saves and restores the checkpoints of one run.
+
+    Attributes:
+      frozen_sources: where the state's frozen networks came from; every card repeats it.
+    """
 
     def __init__(self, workdir: Path, keep: int):
         """Opens `workdir/checkpoints` and keeps the newest `keep` of them."""
@@ -51,6 +57,7 @@ class Checkpointer:
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False))
         self._manager = ocp.CheckpointManager(self.folder, options=options)
         self._pending: tuple[int, float] | None = None
+        self.frozen_sources: dict[str, dict] = {}
 
     def latest_step(self) -> int | None:
         """The newest complete checkpoint, or None."""
@@ -69,7 +76,8 @@ class Checkpointer:
         logger.info("saving the checkpoint of step %d", step)
         self._pending = (step, time.monotonic())
         try:
-            self._manager.save(step, args=_save_args(state, data_state, config), force=True)
+            self._manager.save(step, force=True, args=_save_args(
+                state, data_state, config, self.frozen_sources))
         except Exception as error:
             raise self._failure(error) from error
 
@@ -111,15 +119,22 @@ class Checkpointer:
                          f"{reason}; the newest complete one is {self.latest_step()}")
 
 
-def _save_args(state: TrainState, data_state: dict, config: ConfigDict) -> ocp.args.Composite:
-    arrays = {PARAMS: state.params, OPTIMIZER: nested(flat(state.opt_state)), **state.ema}
-    if clash := set(state.ema) & set(RESERVED):
+def _save_args(state: TrainState, data_state: dict, config: ConfigDict,
+               frozen_sources: dict[str, dict]) -> ocp.args.Composite:
+    if clash := set(state.ema) & {*RESERVED, *state.companions}:
         raise UserError(f"an average cannot be called {', '.join(sorted(clash))}")
+    arrays = array_items(state)
     texts = {DATA: data_state, CONFIG: json.loads(config_lib.to_json(config)),
-             CARD: model_card(config, state)}
+             CARD: model_card(config, state) | {"frozen": frozen_sources}}
     return ocp.args.Composite(
         **{name: ocp.args.StandardSave(tree) for name, tree in arrays.items()},
         **{name: ocp.args.JsonSave(text) for name, text in texts.items()})
+
+
+def array_items(state: TrainState) -> dict[str, Any]:
+    """The items of arrays that a checkpoint holds: all of the state but its frozen networks."""
+    return {PARAMS: state.params, OPTIMIZER: nested(flat(state.opt_state)), **state.ema,
+            **state.companions}
 
 
 def model_card(config: ConfigDict, state: TrainState) -> dict:
@@ -162,11 +177,11 @@ def restore_state(step_folder: Path, abstract: TrainState) -> tuple[TrainState, 
       abstract: shapes, dtypes and shardings of the state to make; the mesh may differ from the
         one that wrote the checkpoint.
     Returns:
-      The state and the state of the data iterator.
+      The state, without its frozen networks, and the state of the data iterator.
     Raises:
       UserError: the checkpoint holds another tree; the first differences are named.
     """
-    wanted = {PARAMS: abstract.params, OPTIMIZER: nested(flat(abstract.opt_state)), **abstract.ema}
+    wanted = array_items(abstract)
     for name, tree in wanted.items():
         refuse_differences(step_folder, name, tree)
     found = {name: restore_tree(step_folder, name, tree) for name, tree in wanted.items()}
@@ -175,7 +190,8 @@ def restore_state(step_folder: Path, abstract: TrainState) -> tuple[TrainState, 
     state = TrainState(
         step=step, params=found[PARAMS],
         opt_state=like(abstract.opt_state, flat(found[OPTIMIZER])),
-        ema={name: found[name] for name in abstract.ema})
+        ema={name: found[name] for name in abstract.ema},
+        companions={name: found[name] for name in abstract.companions})
     return state, read_json(step_folder, DATA)
 
 

@@ -1,6 +1,7 @@
 """What a run tells about itself: `metrics.jsonl`, TensorBoard, the progress line, a loss plot."""
 
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -137,20 +138,26 @@ class Progress:
         """Time since the clock was started."""
         return time.monotonic() - self._time
 
-    def line(self, step: int, values: Mapping[str, Any]) -> str:
+    def line(self, step: int, latest: Mapping[str, Mapping[str, Any]]) -> str:
         """`step 20/600 | loss 0.51 | grad 1.2 | lr 1e-04 | 8.1 images/s | 0:03:10 left`.
 
-        Where the peak of the devices is known, `41.0% MFU` (model FLOPs utilisation) follows
+        `latest` holds the newest metrics of every phase; of several, each loss has its name. Where
+        the peak of the devices is known, `41.0% MFU` (model FLOPs utilisation) follows
         the speed.
         """
         seconds = max(self.seconds, 1e-9) / max(step - self._step, 1)
         used = f" | {self._flops / (self.seconds * self.peak):.1%} MFU" if self.peak else ""
         self.restart(step)
         left = _clock((self._total - step) * seconds)
-        return (f"step {step}/{self._total} | loss {float(values['loss']):.4f} | "
-                f"grad {float(values['grad_norm']):.3g} | "
-                f"lr {float(values['learning_rate']):.3g} | "
+        phases = " | ".join(_phase_text(f"{name} " if len(latest) > 1 else "", values)
+                            for name, values in latest.items())
+        return (f"step {step}/{self._total} | {phases} | "
                 f"{self._batch / seconds:.2f} images/s{used} | {left} left")
+
+
+def _phase_text(name: str, values: Mapping[str, Any]) -> str:
+    return (f"{name}loss {float(values['loss']):.4f} | grad {float(values['grad_norm']):.3g} | "
+            f"lr {float(values['learning_rate']):.3g}")
 
 
 def _clock(seconds: float) -> str:
@@ -173,13 +180,20 @@ def stop_if_not_finite(step: int, values: Mapping[str, Any], last_good: int | No
 
 
 def plot(workdir: Path, names: tuple[str, ...] = ("loss", "grad_norm", "learning_rate")) -> Path:
-    """Draws the curves of a run's metrics file into `plots/training.png` and returns its path."""
+    """Draws the curves of a run's metrics file into `plots/training.png` and returns its path.
+
+    Each phase of the run has its own column.
+    """
     lines = read(Path(workdir) / FILE)
-    figure, axes = pyplot.subplots(len(names), 1, figsize=(8, 3 * len(names)), sharex=True)
-    for axis, name in zip(axes, names):
-        points = [(line["step"], line[name]) for line in lines if _is_number(line.get(name))]
-        _curve(axis, name, points)
-    axes[-1].set_xlabel("step")
+    phases = list(dict.fromkeys(line.get("phase", "train") for line in lines)) or ["train"]
+    figure, axes = pyplot.subplots(len(names), len(phases), sharex=True, squeeze=False,
+                                   figsize=(8 * len(phases), 3 * len(names)))
+    for (row, name), (column, phase) in itertools.product(enumerate(names), enumerate(phases)):
+        points = [(line["step"], line[name]) for line in lines
+                  if line.get("phase", "train") == phase and _is_number(line.get(name))]
+        _curve(axes[row, column], name if len(phases) == 1 else f"{phase} {name}", points)
+    for axis in axes[-1]:
+        axis.set_xlabel("step")
     figure.tight_layout()
     path = Path(workdir) / "plots" / "training.png"
     with atomic_write(path, "wb") as file:

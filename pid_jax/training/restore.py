@@ -4,13 +4,15 @@
 2. `config.resume`, another run's folder: everything;
 3. `config.init_from`, any checkpoint: weights only, step 0;
 4. scratch.
+
+Frozen networks are read from their own source each time (`frozen_networks`).
 """
 
 import logging
-import re
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -21,6 +23,7 @@ from pid_jax.parallel.sharding import state_shardings
 from pid_jax.training import checkpoint
 from pid_jax.training.checkpoint import Checkpointer, with_shardings
 from pid_jax.training.state import Params, TrainState
+from pid_jax.training.weights import read_weights
 
 logger = logging.getLogger(__name__)
 
@@ -36,19 +39,34 @@ def initial_state(config: ConfigDict, objective: Objective, mesh: Mesh,
     Raises:
       UserError: a checkpoint that is not this model's, or is further than `total_steps`.
     """
-    key = jax.random.key(config.seed)
-    abstract = jax.eval_shape(objective.init, key)
+    abstract = jax.eval_shape(objective.init, jax.random.key(config.seed))
     shardings = state_shardings(abstract, mesh)
     abstract = with_shardings(abstract, shardings)
-    if (step := checkpointer.latest_step()) is not None:
-        return resume(checkpointer.folder / str(step), config, abstract)
-    if config.resume:
-        return resume(checkpoint.find_step_folder(config.resume), config, abstract)
+    folder = _folder_to_resume(config, checkpointer)
+    state, data_state = resume(folder, config, abstract) if folder else (None, None)
+    recorded = checkpoint.read_json(folder, checkpoint.CARD).get("frozen", {}) if folder else {}
+    frozen, checkpointer.frozen_sources = frozen_networks(objective, abstract.frozen, recorded)
+    if state is None:
+        state = first_state(config, objective, abstract.params, shardings.replace(frozen={}))
+    return state.replace(frozen=frozen), data_state
+
+
+def first_state(config: ConfigDict, objective: Objective, abstract: Params,
+                shardings: TrainState) -> TrainState:
+    """A state at step 0, without its frozen networks: from `config.init_from` or from the seed."""
     if config.init_from:
-        params = initial_weights(config, objective, abstract.params)
-        return jax.jit(objective.start, out_shardings=shardings)(params), None
+        params = initial_weights(config, objective, abstract)
+        return jax.jit(objective.start, out_shardings=shardings)(params)
     logger.info("starting from scratch with seed %d", config.seed)
-    return jax.jit(objective.init, out_shardings=shardings)(key), None
+    return jax.jit(lambda key: objective.init(key).replace(frozen={}), out_shardings=shardings)(
+        jax.random.key(config.seed))
+
+
+def _folder_to_resume(config: ConfigDict, checkpointer: Checkpointer) -> Path | None:
+    """The checkpoint whose run goes on, if any."""
+    if (step := checkpointer.latest_step()) is not None:
+        return checkpointer.folder / str(step)
+    return checkpoint.find_step_folder(config.resume) if config.resume else None
 
 
 def resume(folder: Path, config: ConfigDict, abstract: TrainState) -> tuple[TrainState, dict]:
@@ -75,26 +93,68 @@ def initial_weights(config: ConfigDict, objective: Objective, abstract: Params) 
     """
     folder = checkpoint.find_step_folder(config.init_from)
     name = checkpoint.weights_item(folder)
-    saved = checkpoint.saved_shapes(folder, name)
-    missing, extra, changed = checkpoint.tree_differences(saved, abstract)
-    fresh = [path for path in missing
-             if any(re.search(pattern, path) for pattern in objective.fresh_parameters)]
-    refused = sorted(set(missing) - set(fresh))
-    if refused or extra or changed:
-        raise UserError(f"config.init_from {config.init_from} holds another model: "
-                        f"{checkpoint.describe_differences(refused, extra, changed)}")
     logger.info("starting from the %s weights of %s", name, folder)
-    wanted = _without(abstract, fresh)
-    params = checkpoint.restore_tree(folder, name, wanted)
+    params, fresh = read_weights(folder, name, abstract, "config.init_from",
+                                 objective.fresh_parameters, objective.unused_parameters)
     if fresh:
         logger.info("%d parameters are not in it and start fresh: %s", len(fresh), fresh)
         params = _fill(params, fresh, objective, abstract, config.seed)
     return params
 
 
-def _without(tree: Params, paths: list[str]) -> Params:
-    return checkpoint.nested({path: leaf for path, leaf in checkpoint.flat(tree).items()
-                              if path not in paths})
+def frozen_networks(objective: Objective, abstract: dict[str, Params],
+                    recorded: dict[str, dict]) -> tuple[dict[str, Params], dict[str, dict]]:
+    """The networks that never change, and what the cards of the run say about them.
+
+    Args:
+      abstract: by name, with shardings.
+      recorded: what the card of the checkpoint to resume says; the weights must be the same.
+    Raises:
+      UserError: a source is missing, holds another model, or other weights than recorded.
+    """
+    found, notes = {}, {}
+    for name, source in objective.frozen_sources().items():
+        found[name], notes[name] = _frozen_network(objective, name, source, abstract[name],
+                                                   recorded.get(name))
+    return found, notes
+
+
+def _frozen_network(objective: Objective, name: str, source: str | None, abstract: Params,
+                    recorded: dict | None) -> tuple[Params, dict]:
+    key = f"config.distill.{name}"
+    if source is None:
+        logger.warning("%s is not set: the %s is drawn from the seed and knows nothing", key, name)
+        places = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+        params = jax.jit(lambda rng: objective.init(rng).frozen[name], out_shardings=places)(
+            jax.random.key(objective.config.seed))
+        note = {"folder": None}
+    else:
+        folder = _frozen_folder(source, recorded)
+        params, _ = read_weights(folder, checkpoint.weights_item(folder), abstract, key,
+                                 unused=objective.unused_parameters)
+        note = {"folder": str(folder)}
+    note["fingerprint"] = int(fingerprint(params))
+    if recorded and recorded["fingerprint"] != note["fingerprint"]:
+        raise UserError(f"the {name} of this run was {recorded['folder']}; {key} {source} holds "
+                        "other weights; name the right checkpoint, or use another --workdir")
+    return params, note
+
+
+def _frozen_folder(source: str, recorded: dict | None) -> Path:
+    """The step's folder that a run began with, or, where it is gone, what the config names now."""
+    if recorded and recorded["folder"] and Path(recorded["folder"]).is_dir():
+        return Path(recorded["folder"])
+    return checkpoint.find_step_folder(source)
+
+
+@jax.jit
+def fingerprint(params: Params) -> jax.Array:
+    """uint32 sum of the bits of all weights: the same on any number of devices."""
+    def bits(leaf: jax.Array) -> jax.Array:
+        words = jax.lax.bitcast_convert_type(leaf, f"uint{leaf.dtype.itemsize * 8}")
+        return jnp.sum(words.astype(jnp.uint32), dtype=jnp.uint32)
+
+    return sum(map(bits, jax.tree.leaves(params)), jnp.uint32(0))
 
 
 def _fill(params: Params, paths: list[str], objective: Objective, abstract: Params,

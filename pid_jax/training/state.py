@@ -20,6 +20,10 @@ class TrainState:
     """The optimizer's moments and counters, for trainable parameters only."""
     ema: dict[str, Params]
     """Averages of the parameters by name (`ema`); empty when switched off."""
+    companions: dict[str, Params] = struct.field(default_factory=dict)
+    """Other networks that train, by name; pictures are drawn with `params` alone."""
+    frozen: dict[str, Params] = struct.field(default_factory=dict)
+    """Networks that never change, by name; checkpoints hold a reference to their source."""
 
 
 def step_key(seed: int, step: jax.Array | int) -> jax.Array:

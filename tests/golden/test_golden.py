@@ -14,7 +14,6 @@ for module in pkgutil.iter_modules(tests.golden.__path__):
 
 # Kinds that belong to parts of the project which do not exist yet, each with its part.
 NOT_BUILT = {
-    ("pid", "F06"): "distillation",
     ("pixeldit", "c2i"): "class-conditional PixelDiT",
     ("pixeldit", "tiny_c2i"): "class-conditional PixelDiT",
     ("pixeldit", "t2i"): "the original text-to-image recipe",

@@ -58,8 +58,10 @@ def test_digest_knows_the_order():
 def test_progress_line():
     progress = metrics.Progress(0, 600, 4)
     values = {"loss": 0.5123, "grad_norm": 1.25, "learning_rate": 1e-4}
-    assert progress.line(20, values).startswith(
+    assert progress.line(20, {"train": values}).startswith(
         "step 20/600 | loss 0.5123 | grad 1.25 | lr 0.0001 | ")
+    assert progress.line(20, {"student": values, "fake_score": values}).startswith(
+        "step 20/600 | student loss 0.5123 | grad 1.25 | lr 0.0001 | fake_score loss 0.5123 | ")
 
 
 def test_utilisation_is_work_over_peak(monkeypatch):
@@ -67,7 +69,8 @@ def test_utilisation_is_work_over_peak(monkeypatch):
     monkeypatch.setattr(metrics.time, "monotonic", lambda: next(clock))
     progress = metrics.Progress(0, 600, 4, peak=100.0)
     progress.add_work(50.0)
-    line = progress.line(1, {"loss": 0.5, "grad_norm": 1.0, "learning_rate": 1e-4})
+    line = progress.line(1, {"train": {"loss": 0.5, "grad_norm": 1.0,
+                                       "learning_rate": 1e-4}})
     assert "| 2.00 images/s | 25.0% MFU | 0:19:58 left" in line
 
 
