@@ -1,8 +1,8 @@
-"""Trains the PiD v1.5 teacher for FLUX latents at 2048 pixels: 512 px latents to 2048 px pictures.
+"""Trains the PiD v1.5 teacher for FLUX latents: 512 px latents to 2048 px pictures.
 
 Paper: PiD, arXiv 2605.23902. Values: the reference's experiment
-`pid_v1pt5_teacher_flux_h1024_d4_fix_backbone_res_2048` (golden F00): the backbone is the frozen
-text-to-image PixelDiT, only the LQ branch and its gates train.
+`pid_v1pt5_teacher_flux_h1024_d4_fix_backbone_res_2048` (golden F00): the backbone is
+the frozen text-to-image PixelDiT, only the LQ branch and its gates train.
 
     python -m pid_jax.main --config=configs/pid_teacher_flux_2k.py --workdir=DIR \
         --config.data.path=PACKED --config.sample.heldout=PACKED2 \
@@ -12,16 +12,14 @@ CONVERTED is the text-to-image checkpoint after `python -m tools.convert_torch_w
 `lq_proj` and `pit_lq_gate` start fresh. Hardware: 8 accelerators of 16 GB and more.
 Expect: `samples/` (bicubic | PiD | truth) follow the LQ picture's structure within a few thousand
 steps; the reference trains 30,000.
-Variant `configs/pid_teacher_flux_2k.py:offline`: DCT latents of the same shape and hashed words,
-no download, no use but trying the run.
+Variants: `:offline` needs no download, `:debug` runs in minutes on a CPU (configs/README.md).
 """
 
 from ml_collections import ConfigDict
 
-from configs.common import reference
+from configs.common import reference, variants
 
 
 def get_config(variant: str = "") -> ConfigDict:
-    """The config; variants: "offline"."""
-    return reference.pid_teacher(variant, codec="flux", lq_latent_channels=16,
-                                 latent_spatial_down_factor=8)
+    """The config; variants: "offline", "debug"."""
+    return variants.apply(reference.pid_teacher("flux", **reference.FLUX), variant)

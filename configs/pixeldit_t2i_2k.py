@@ -9,15 +9,14 @@ Paper: PixelDiT, arXiv 2511.20645. Values: the reference's experiment
 CONVERTED is the released checkpoint after `python -m tools.convert_torch_weights convert`.
 Hardware: parameters, AdamW and EMA take 21 GB over the `fsdp` axis; 8 accelerators of 16 GB and
 more. Expect: the loss hardly moves (the model is trained); look at `samples/`.
-Variant `configs/pixeldit_t2i_2k.py:offline`: captions by hashed words, no download, no use but
-trying the run.
+Variants: `:offline` needs no download, `:debug` runs in minutes on a CPU (configs/README.md).
 """
 
 from ml_collections import ConfigDict
 
-from configs.common import reference
+from configs.common import reference, variants
 
 
 def get_config(variant: str = "") -> ConfigDict:
-    """The config; variants: "offline"."""
-    return reference.text_to_image(variant)
+    """The config; variants: "offline", "debug"."""
+    return variants.apply(reference.text_to_image(), variant)

@@ -10,17 +10,17 @@ that grows with the picture, two micro-batches an update, image tokens over two 
 CONVERTED is the released checkpoint after `python -m tools.convert_torch_weights convert`.
 Hardware: 65,536 tokens at 4096 pixels; 16 accelerators (fsdp 8 x sequence 2) of 32 GB and more.
 Expect: the loss hardly moves (the model is trained); look at `samples/`.
-Variant `configs/pixeldit_t2i_2kto4k.py:offline`: captions by hashed words, no download.
+Variants: `:offline` needs no download, `:debug` runs in minutes on a CPU (configs/README.md).
 """
 
 from ml_collections import ConfigDict
 
-from configs.common import reference
+from configs.common import reference, variants
 
 
 def get_config(variant: str = "") -> ConfigDict:
-    """The config; variants: "offline"."""
-    config = reference.text_to_image(variant)
+    """The config; variants: "offline", "debug"."""
+    config = reference.text_to_image()
     config.model.rope_mode = "ntk_aware"
     config.data.buckets = "multi"
     config.data.image_size = 3840
@@ -29,4 +29,4 @@ def get_config(variant: str = "") -> ConfigDict:
     config.flow.dynamic_shift = True
     config.mesh.sequence = 2
     config.sample.image_size = 4096
-    return config
+    return variants.apply(config, variant)

@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from tests import tiny
 
 NAMES = [module.name for module in pkgutil.iter_modules(configs.__path__) if not module.ispkg]
 FULL_SIZE = [name for name in NAMES if not name.startswith("quickstart")]
+TRAINED = [name for name in FULL_SIZE if not name.startswith("pid_v1")]
 
 
 def load(name, variant=""):
@@ -31,7 +33,7 @@ def trace_step(config, batch_size=2):
     shape = jax.ShapeDtypeStruct
     batch = {"image": shape((batch_size, bucket.height, bucket.width, 3), jnp.float32),
              "text": shape((batch_size, config.text.length, config.text.width), jnp.float32)}
-    if config.objective == "pid_teacher":
+    if config.objective != "pixeldit_t2i":
         batch["sigma_range"] = shape((batch_size, 2), jnp.float32)
     state = jax.eval_shape(objective.init, jax.random.key(0))
     return state, *jax.eval_shape(objective.phases()[objective.phase(0)], state, batch)
@@ -45,10 +47,11 @@ def leaves(tree):
 def test_config_is_complete(name):
     config = load(name)
     check_config(config)
-    assert "python -m pid_jax.main" in importlib.import_module(f"configs.{name}").__doc__
+    command = "pid_jax.decode" if name.startswith("pid_v1") else "pid_jax.main"
+    assert f"python -m {command}" in importlib.import_module(f"configs.{name}").__doc__
 
 
-@pytest.mark.parametrize("name", FULL_SIZE)
+@pytest.mark.parametrize("name", TRAINED)
 def test_full_size_parts_fit_and_the_step_traces(name):
     before, after, metrics = trace_step(load(name, "offline"))
     assert leaves(before) == leaves(after)
@@ -57,8 +60,24 @@ def test_full_size_parts_fit_and_the_step_traces(name):
 
 @pytest.mark.parametrize("name", FULL_SIZE)
 def test_unknown_variant_is_refused(name):
-    with pytest.raises(UserError, match="no variant 'tiny'; it has 'offline'"):
+    with pytest.raises(UserError, match="no variant 'tiny'; it has 'offline' and 'debug'"):
         load(name, "tiny")
+
+
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_debug_runs_anywhere(name):
+    config = load(name, "debug")
+    check_config(config)
+    objective = objectives.build(config)
+    objective.check_picture(config.data.image_size, config.data.image_size)
+    assert (config.total_steps, config.codec.name, config.text.name) == (25, "dct", "hashed")
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(objective.abstract_params))
+    assert parameters < 5e6
+
+
+def test_every_config_is_in_the_table():
+    table = (Path(configs.__file__).parent / "README.md").read_text()
+    assert all(f"`{name}.py`" in table for name in NAMES)
 
 
 @pytest.mark.parametrize("objective, prediction, remat", [

@@ -144,32 +144,40 @@ class PidStudent(PidTeacher):
         return STUDENT if schedules.student_phase(step, self.options.student_every)[0] else FAKE_SCORE
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        """One update of the student and its averages, which count the student's updates only."""
-        return self.student_update(state, self.examples(
-            batch, step_key(self.config.seed, state.step)))
+        """One update of the student."""
+        examples = self.examples(batch, step_key(self.config.seed, state.step))
+        metrics, grads = self.phase_gradients(STUDENT, state, examples)
+        state, found = self.update(state, grads)
+        return state, metrics | found
 
     def fake_score_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """One update of the fake score and the discriminator."""
-        return self.fake_score_update(state, self.fake_score_examples(
-            batch, step_key(self.config.seed, state.step)))
+        examples = self.fake_score_examples(batch, step_key(self.config.seed, state.step))
+        metrics, grads = self.phase_gradients(FAKE_SCORE, state, examples)
+        state, found = self.update_companions(state, grads)
+        return state, metrics | found
 
-    def student_update(self, state: TrainState, examples: Batch) -> tuple[TrainState, Metrics]:
-        """`step`, from examples."""
+    def phase_gradients(self, phase: str, state: TrainState,
+                        examples: Batch) -> tuple[Metrics, Params]:
+        """Metrics of a phase's loss, and gradients by network."""
+        loss = {STUDENT: self.loss, FAKE_SCORE: self.fake_score_loss}[phase]
         ramp = schedules.linear_ramp(state.step, self.options.gan_warm_up_steps)
         weight = jnp.full(len(examples["image"]), self.options.gan_weight * ramp, jnp.float32)
-        metrics, grads = self.phase_gradients(STUDENT, state, examples | {"gan_weight": weight})
-        params, opt_state, update_metrics = masked_update(
+        return masked_gradients(loss, networks(state), self.masks[phase],
+                                {**examples, "gan_weight": weight}, self.config.optim.accumulate)
+
+    def update(self, state: TrainState, grads: Params) -> tuple[TrainState, Metrics]:
+        """Moves the student; its averages count its own updates only."""
+        params, opt_state, metrics = masked_update(
             self.optimizer, grads[STUDENT], state.opt_state[STUDENT], state.params, self.mask)
         _, finished = schedules.student_phase(state.step, self.options.student_every)
-        return state.replace(
-            step=state.step + 1, params=params,
-            opt_state=state.opt_state | {STUDENT: opt_state},
-            ema=ema.update_ema(state.ema, params, finished, self.averages)), metrics | update_metrics
+        averages = ema.update_ema(state.ema, params, finished, self.averages)
+        return state.replace(step=state.step + 1, params=params, ema=averages,
+                             opt_state=state.opt_state | {STUDENT: opt_state}), metrics
 
-    def fake_score_update(self, state: TrainState, examples: Batch) -> tuple[TrainState, Metrics]:
-        """`fake_score_step`, from examples."""
-        metrics, grads = self.phase_gradients(FAKE_SCORE, state, examples)
-        companions, opt_states = dict(state.companions), dict(state.opt_state)
+    def update_companions(self, state: TrainState, grads: Params) -> tuple[TrainState, Metrics]:
+        """Moves the fake score and the discriminator."""
+        companions, opt_states, metrics = dict(state.companions), dict(state.opt_state), {}
         for name, optimizer in self.companion_optimizers.items():
             companions[name], opt_states[name], found = masked_update(
                 optimizer, grads[name], state.opt_state[name], state.companions[name],
@@ -177,13 +185,6 @@ class PidStudent(PidTeacher):
             metrics |= found if name == FAKE_SCORE else _of_discriminator(metrics, found)
         return state.replace(step=state.step + 1, companions=companions,
                              opt_state=opt_states), metrics
-
-    def phase_gradients(self, phase: str, state: TrainState,
-                        examples: Batch) -> tuple[Metrics, Params]:
-        """Metrics of a phase's loss, and gradients by network."""
-        loss = {STUDENT: self.loss, FAKE_SCORE: self.fake_score_loss}[phase]
-        return masked_gradients(loss, networks(state), self.masks[phase], examples,
-                                self.config.optim.accumulate)
 
     # Draws.
 

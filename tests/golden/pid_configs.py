@@ -13,12 +13,29 @@ from tests.golden.cases import Case, handles
 CONFIG_OF_EXPERIMENT = {
     "pixeldit_text_to_image_finetune_res_2048": "pixeldit_t2i_2k",
     "pixeldit_text_to_image_finetune_res_2048_to_3840": "pixeldit_t2i_2kto4k",
-    "pid_v1pt5_teacher_flux_h1024_d4_fix_backbone_res_2048": "pid_teacher_flux_2k",
+    **{f"pid_v1pt5_teacher_{family}_h1024_d4_fix_backbone_res_2048": f"pid_teacher_{family}_2k"
+       for family in ("flux", "flux2", "qwenimage")},
+    **{f"pid_v1pt5_student_{family}_h1024_d4_res_2048_distill": f"pid_student_{family}_2k"
+       for family in ("flux", "flux2", "qwenimage")},
+    **{f"PiD_res2k_sr4x_official_{family}_distill_4step": f"pid_v1_{family}_2k"
+       for family in ("flux", "flux2", "sd3", "dinov2")},
+    "PiD_res2k_sr8x_official_siglip_distill_4step": "pid_v1_siglip_2k",
+    **{f"PiD_res2kto4k_sr4x_official_{family}_distill_4step": f"pid_v1_{family}_2kto4k"
+       for family in ("sd3", "sdxl")},
+    **{f"PiD_v1pt5_res2kto4k_sr4x_official_{family}_distill_4step": f"pid_v1pt5_{family}_2kto4k"
+       for family in ("flux", "flux2", "qwenimage")},
 }
-"""Experiments that have a config; the others come with the three training stages."""
 
 NETWORK_OF_MODEL = {"pixeldit_t2i": "PixDiT_T2I", "pidnet": "PidNet"}
 PATH_OF_NOISING = {"flow": "flow_matching"}
+TOKENIZERS = {"dinov2": "dinov2_rae_tokenizer", "siglip": "scale_rae_tokenizer"}
+INPUTS = {"teacher_forcing": "teacher_forcing", "self_rollout": "pidself_rollout"}
+
+# Of the students: what else is without a counterpart.
+STUDENTS_WITHOUT_COUNTERPART = {
+    r"model\.config\.num_sample_steps": "of the teacher's solver; the student takes its own steps",
+    r"(optimizer|scheduler|grad_clip)": "null in experiments that only draw",
+}
 
 # Reference values without a counterpart, each with its reason.
 WITHOUT_COUNTERPART = {
@@ -30,6 +47,10 @@ WITHOUT_COUNTERPART = {
     r"model\.config\.(repa_config|loss_weights\.repa)": "REPA is off",
     r"model\.config\.lora_config\..*": "LoRA is off",
     r"model\.config\.tokenizer\.chunk_duration": "video",
+    r"model\.config\.tokenizer\.(decoder|final|native|normal|pretrained|resize)_?\w*":
+        "sizes and files of the two released feature codecs; fixed by the codec of that name",
+    r"model\.config\.(net_teacher|net_fake_score)": "null: copies of the network",
+    r"model\.config\.pretrained_teacher_path": "a path of the reference; our distill.teacher",
     r"model\.config\.latent_noising\.url_sigma_overrides": "null: our overrides are empty",
     r"optimizer\.(optim_type|model|fused)": "AdamW, by its values",
     r"scheduler\.verbosity_interval": "logging",
@@ -41,16 +62,17 @@ WITHOUT_COUNTERPART = {
 
 @handles("pid", r"F00.*")
 def check_experiments(case: Case) -> None:
-    experiments = case.meta["experiments"]
-    for name in CONFIG_OF_EXPERIMENT.keys() & experiments.keys():
-        _check_experiment(name, experiments[name])
+    for name, reference in case.meta["experiments"].items():
+        _check_experiment(name, reference)
 
 
 def _check_experiment(name: str, reference: dict) -> None:
     module = importlib.import_module(f"configs.{CONFIG_OF_EXPERIMENT[name]}")
     config = module.get_config("")
+    left_out = [*WITHOUT_COUNTERPART]
+    left_out += STUDENTS_WITHOUT_COUNTERPART if config.objective == "pid_student" else ()
     for path, expected in _leaves(reference):
-        if any(re.fullmatch(pattern, path) for pattern in WITHOUT_COUNTERPART):
+        if any(re.fullmatch(pattern, path) for pattern in left_out):
             continue
         ours = _our_value(config, path)
         assert ours == expected, f"{name}: {path} is {ours!r}, expected {expected!r}"
@@ -99,7 +121,8 @@ VALUES: dict[str, Callable[[ConfigDict], Any]] = {
     "model.config.ema.rate": lambda c: c.ema.rate,
     "model.config.ema.iteration_shift": lambda c: c.ema.iteration_shift,
     "model.config.train_degradation_config.downscale": lambda c: c.model.sr_scale,
-    "model.config.tokenizer.name": lambda c: f"{c.codec.name}_vae_tokenizer",
+    "model.config.tokenizer.name":
+        lambda c: TOKENIZERS.get(c.codec.name, f"{c.codec.name}_vae_tokenizer"),
     "model.config.state_ch": lambda c: c.model.lq_latent_channels,
     "model.config.latent_noising.enabled": lambda c: c.noising.enabled,
     "model.config.latent_noising.backbone": lambda c: PATH_OF_NOISING[c.noising.path],
@@ -109,6 +132,28 @@ VALUES: dict[str, Callable[[ConfigDict], Any]] = {
     "model.config.latent_noising.add_sigma_max": lambda c: c.noising.add_sigma_max,
     **{f"model.config.lq_latent_image_align_config.{key}": lambda c, key=key: c.align[key]
        for key in ("enabled", "weight", "sigma_power", "y_weight", "chroma_weight", "eps")},
+    **{f"model.config.{theirs}": lambda c, ours=ours: c.distill[ours] for theirs, ours in {
+        "teacher_prediction_type": "teacher_prediction_type", "teacher_cfg_scale":
+        "teacher_guidance", "student_update_freq": "student_every", "student_sample_steps": "steps",
+        "student_timestep": "first_time", "student_sample_type": "sampler",
+        "dmd_timestep_clamp_min": "time_min", "dmd_timestep_clamp_max": "time_max",
+        "vsd_loss_weight": "vsd_weight", "dsm_loss_weight": "dsm_weight",
+        "gan_loss_weight_gen": "gan_weight", "gan_warmup_steps": "gan_warm_up_steps",
+        "gan_use_same_t_noise": "gan_same_noise", "gan_r1_reg_weight": "r1_weight",
+        "gan_r1_reg_alpha": "r1_alpha"}.items()},
+    "model.config.student_t_list": lambda c: list(c.distill.times),
+    "model.config.student_input_mode": lambda c: INPUTS[c.distill.input],
+    "model.config.fake_score_lr": lambda c: c.distill.fake_score.lr,
+    "model.config.fake_score_weight_decay": lambda c: c.distill.fake_score.weight_decay,
+    "model.config.fake_score_betas": lambda c: list(c.distill.fake_score.betas),
+    "model.config.discriminator_lr": lambda c: c.distill.discriminator.lr,
+    "model.config.discriminator_weight_decay": lambda c: c.distill.discriminator.weight_decay,
+    "model.config.net_discriminator.feature_indices":
+        lambda c: list(c.distill.discriminator.feature_indices),
+    "model.config.net_discriminator.num_blocks": lambda c: c.model.patch_depth,
+    "model.config.net_discriminator.inner_dim": lambda c: c.model.hidden_size,
+    **{f"model.config.net_discriminator.{key}": lambda c, key=key: c.distill.discriminator[key]
+       for key in ("num_conv_layers", "patch_logits")},
     "optimizer.lr": lambda c: c.optim.lr,
     "optimizer.weight_decay": lambda c: c.optim.weight_decay,
     "optimizer.betas": lambda c: list(c.optim.betas),

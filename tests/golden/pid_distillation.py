@@ -10,7 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from pid_jax.config import base_config
-from pid_jax.diffusion import flow, schedules
+from pid_jax.diffusion import flow
 from pid_jax.models import build_model
 from pid_jax.objectives import pid_student
 from pid_jax.objectives.pid_student import DISCRIMINATOR, FAKE_SCORE, STUDENT, TEACHER, PidStudent
@@ -73,20 +73,16 @@ class Run:
         name, objective = self.run["name"], self.objective
         phase = objective.phase(self.run["iteration"])
         assert phase == OURS[self.run["phase"]], name
-        update, pictures = {STUDENT: (objective.student_update, self.student_pictures),
-                            FAKE_SCORE: (objective.fake_score_update, self.fake_pictures)}[phase]
-        state, examples = self.start(), self.examples(phase)
-        options = self.config.distill
-        gan_weight = options.gan_weight * schedules.linear_ramp(self.run["iteration"],
-                                                                options.gan_warm_up_steps)
+        update, pictures = {STUDENT: (objective.update, self.student_pictures),
+                            FAKE_SCORE: (objective.update_companions, self.fake_pictures)}[phase]
 
         @jax.jit
         def whole(state, examples):
-            weight = gan_weight * jnp.ones(len(examples["image"]))
-            _, grads = objective.phase_gradients(phase, state, examples | {"gan_weight": weight})
-            return update(state, examples), grads, pictures(pid_student.networks(state), examples)
+            metrics, grads = objective.phase_gradients(phase, state, examples)
+            after, found = update(state, grads)
+            return after, metrics | found, grads, pictures(pid_student.networks(state), examples)
 
-        (after, metrics), grads, drawn = whole(state, examples)
+        after, metrics, grads, drawn = whole(self.start(), self.examples(phase))
         self.check_losses(metrics)
         for key, picture in drawn.items():
             assert_close(to_nchw(picture), self.case.outputs[f"{name}/{key}"],

@@ -87,7 +87,7 @@ def test_teacher_starts_from_a_text_to_image_checkpoint(teacher_from):
 def test_text_to_image_does_not_start_from_a_teacher(tmp_path, text_to_image):
     save(tmp_path / "source", tiny.config("pid_teacher", "unused"))
     text_to_image.init_from = str(tmp_path / "source")
-    with pytest.raises(UserError, match="holds another model: .* not in this model: lq_proj/"):
+    with pytest.raises(UserError, match="holds another model .* not in this model: lq_proj/"):
         start(text_to_image, tmp_path / "own")
 
 

@@ -1,0 +1,22 @@
+"""The released four-step PiD v1 for SigLIP latents, at 2048 pixels, 8 times larger.
+
+Paper: PiD, arXiv 2605.23902. Values: the reference's experiment
+`PiD_res2k_sr8x_official_siglip_distill_4step` (golden F00).
+
+    python -m tools.convert_torch_weights convert --config=configs/pid_v1_siglip_2k.py \
+        --src WEIGHTS --dst CONVERTED
+    python -m pid_jax.decode --checkpoint CONVERTED --out drawn --input small.png
+
+Variants: see configs/README.md; for trying the network out, since nothing is trained here.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.common import reference, variants
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    """The config; variants: "offline", "debug"."""
+    config = reference.released_v1("siglip", sr_scale=8, lq_latent_channels=1152,
+                                    latent_spatial_down_factor=16)
+    return variants.apply(config, variant)
