@@ -22,7 +22,7 @@ DTYPES = ("float32", "bfloat16")
 CHOICES = {
     "objective": ("pixeldit_t2i", "pid_teacher", "pid_student"), "dtype": DTYPES,
     "param_dtype": DTYPES, "flow.prediction_type": ("velocity", "x0"),
-    "sample.weights": ("ema", "params"), "distill.frozen_dtype": DTYPES,
+    "distill.frozen_dtype": DTYPES,
     "distill.teacher_prediction_type": ("velocity", "x0"), "distill.sampler": ("ode", "sde"),
     "distill.input": ("teacher_forcing", "self_rollout")}
 AT_LEAST = {
@@ -30,7 +30,7 @@ AT_LEAST = {
         "checkpoint.every", "checkpoint.keep", "sample.every", "sample.steps", "sample.count",
         "sample.image_size", "log.every", "flow.dynamic_image_size", "distill.student_every",
         "distill.steps", "distill.discriminator.num_conv_layers"),
-    0: ("seed", "data.threads", "data.workers", "data.prefetch", "optim.lr",
+    0: ("seed", "checkpoint.keep_every", "data.threads", "data.workers", "data.prefetch", "optim.lr",
         "optim.weight_decay", "flow.logit_std", "flow.loss_weight", "align.weight",
         "align.sigma_power", "align.y_weight", "align.chroma_weight", "distill.vsd_weight",
         "distill.dsm_weight", "distill.gan_weight", "distill.gan_warm_up_steps",
@@ -46,6 +46,8 @@ MAY_BE_INFINITE = ("optim.clip_norm", "optim.skip_grad_norm_threshold")
 LISTS = {
     "data.sizes": str, "data.caption_fields": str, "sample.prompts": str, "optim.betas": float,
     "optim.warm_up_steps": int, "optim.cycle_lengths": int, "optim.f_start": float,
+    "init_fresh": str, "init_unused": str, "sample.more_weights": str,
+    "sample.more_guidance": float, "sample.more_sizes": int, "log.profile": int,
     "optim.f_max": float, "optim.f_min": float, "distill.times": float,
     "distill.fake_score.betas": float, "distill.discriminator.feature_indices": int}
 
@@ -59,22 +61,24 @@ def base_config() -> ConfigDict:
         "dtype": "float32",  # compute
         "param_dtype": "float32",  # parameters, optimizer and EMA
         "init_from": config_dict.placeholder(str),  # weights only, from step 0
+        "init_fresh": (),  # path patterns of parameters that init_from may lack: drawn from the seed
+        "init_unused": (),  # and of those in it that the network lacks: left out
         "resume": config_dict.placeholder(str),  # everything, from another run's folder
         "model": {"name": "pixeldit_t2i"},
         "codec": {"name": "dct"},
         "text": {"name": "hashed"},
         "data": _data(),
         "optim": _optim(),
-        "ema": {"enabled": True, "rate": 0.1, "iteration_shift": 0},
+        "ema": _ema(),
         "flow": _flow(),
         "noising": _noising(),
         "align": _align(),
         "distill": _distill(),
         "mesh": _mesh(),
         "attention": "auto",  # local kernel: auto, dense, chunked, splash (TPU), cudnn (GPU)
-        "checkpoint": {"every": 500, "keep": 3},
+        "checkpoint": _checkpoint(),
         "sample": _sample(),
-        "log": {"every": 10, "tensorboard": True},
+        "log": _log(),
     })
 
 
@@ -126,6 +130,33 @@ def _optim() -> dict:
         "f_min": (1.0,),
         "decay": "linear",
         "accumulate": 1,  # micro-batches of one update
+    }
+
+
+def _ema() -> dict:
+    return {
+        "enabled": True,
+        "rate": 0.1,  # relative width of the power-function average called "ema"
+        "iteration_shift": 0,
+        "others": (),  # further ones: ("slow", "power", 0.05), ("steady", "constant", 0.9999)
+    }
+
+
+def _checkpoint() -> dict:
+    return {
+        "every": 500,
+        "keep": 3,  # newest ones
+        "keep_every": 0,  # and all whose step this divides
+        "best": "",  # and the best by a score of the samples of its step, such as "psnr_sample"
+    }
+
+
+def _log() -> dict:
+    return {
+        "every": 10,
+        "tensorboard": True,
+        "wandb": "",  # project of Weights & Biases
+        "profile": (),  # (first, last) step of a profile for TensorBoard, in workdir/profile
     }
 
 
@@ -208,6 +239,10 @@ def _sample() -> dict:
         "heldout": config_dict.placeholder(str),  # default: pictures of data.path
         "sigma": 0.0,  # pid_teacher: noise level of the latents that are decoded
         "weights": "ema",
+        # Each further value adds pictures: a sheet for weights and sizes, a column for guidance.
+        "more_weights": (),
+        "more_guidance": (),
+        "more_sizes": (),
     }
 
 
@@ -275,6 +310,7 @@ def _check_values(config: ConfigDict) -> None:
         _in_range(config, path, lambda value: 0 <= value <= 1, "a number from 0 to 1")
     _in_range(config, "seed", lambda value: value < 2**32, f"at most {2**32 - 1}")
     _check_entries(config)
+    _check_averages(config)
     _check_accumulation(config)
 
 
@@ -313,6 +349,21 @@ def _check_entries(config: ConfigDict) -> None:
                 and all(isinstance(sigma, (int, float)) for sigma in override[1:])):
             raise UserError(f"config.noising.overrides holds {override!r}; expected (part of a "
                             "record's source, sigma min, sigma max)")
+
+
+def _check_averages(config: ConfigDict) -> None:
+    for other in config.ema.others:
+        if not (isinstance(other, tuple) and len(other) == 3 and isinstance(other[0], str)
+                and other[1] in ("power", "constant") and isinstance(other[2], (int, float))):
+            raise UserError(f"config.ema.others holds {other!r}; expected (name, 'power', rate) or "
+                            "(name, 'constant', decay)")
+    known = {"params", *(other[0] for other in config.ema.others), "ema"}
+    for name in (config.sample.weights, *config.sample.more_weights):
+        if name not in known:
+            raise UserError(f"config.sample.weights is {name!r}; expected one of "
+                            f"{', '.join(sorted(known))}")
+    if len(config.log.profile) not in (0, 2):
+        raise UserError(f"config.log.profile is {config.log.profile!r}; expected (first, last) step")
 
 
 def _check_accumulation(config: ConfigDict) -> None:

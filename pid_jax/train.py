@@ -22,10 +22,12 @@ from pid_jax.objectives.base import Objective
 from pid_jax.parallel import mesh as mesh_lib
 from pid_jax.parallel import multihost, sequence
 from pid_jax.training import metrics as metrics_lib
-from pid_jax.training import restore
+from pid_jax.training import restore, run_record, sampling_hooks
 from pid_jax.training import workdir as workdir_lib
 from pid_jax.training.checkpoint import Checkpointer
 from pid_jax.training.interruption import Interruption, catch_signals
+from pid_jax.training.profiling import Profiler
+from pid_jax.training.retention import Retention
 from pid_jax.training.sampling_hooks import Sampler
 from pid_jax.training.state import TrainState
 
@@ -58,20 +60,22 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
 
         # Data.
         batches = stack.enter_context(open_data(config, objective, mesh))
-        heldout = read_heldout(config, objective)
+        heldout = {size: read_heldout(config, objective, size)
+                   for size in sampling_hooks.sizes(objective)}
 
         # State: own checkpoint, config.resume, config.init_from, scratch.
-        checkpointer = Checkpointer(folder, config.checkpoint.keep)
+        checkpointer = Checkpointer(folder, make_retention(config.checkpoint))
         stack.callback(checkpointer.close)
         state, data_state = restore.initial_state(config, objective, mesh, checkpointer)
         if data_state is not None:
             batches.set_state(data_state)
+        step = int(state.step)
         if multihost.is_writer():
+            run_record.append(folder, config, mesh, step)
             workdir_lib.write_config(folder, config)
 
         # Steps.
-        step = int(state.step)
-        writer = open_writer(folder, step, config.log.tensorboard)
+        writer = open_writer(folder, step, config.log)
         stack.callback(writer.close)
         loop = Loop(
             config=config, objective=objective, mesh=mesh, batches=batches,
@@ -79,6 +83,7 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
             sampler=Sampler(objective, folder, mesh, heldout),
             progress=metrics_lib.Progress(step, config.total_steps, config.data.batch_size,
                                           flops.mesh_peak(mesh)),
+            profiler=stack.enter_context(Profiler(folder, config.log.profile)),
             interruption=stack.enter_context(catch_signals()))
         state = loop.run(state)
 
@@ -90,11 +95,16 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
     return state
 
 
-def open_writer(folder: Path, step: int, tensorboard: bool) -> metrics_lib.MetricsWriter:
+def make_retention(options: ConfigDict) -> Retention:
+    """Which checkpoints the config section `checkpoint` keeps."""
+    return Retention(options.keep, options.keep_every, options.best)
+
+
+def open_writer(folder: Path, step: int, options: ConfigDict) -> metrics_lib.MetricsWriter:
     """The writer of the process that writes; the others' writes nothing."""
     if not multihost.is_writer():
         return metrics_lib.SilentWriter()
-    return metrics_lib.MetricsWriter(folder, step, tensorboard)
+    return metrics_lib.MetricsWriter(folder, step, options.tensorboard, options.wandb)
 
 
 def open_data(config: ConfigDict, objective: Objective, mesh: Mesh) -> pipeline.Batches:
@@ -103,24 +113,28 @@ def open_data(config: ConfigDict, objective: Objective, mesh: Mesh) -> pipeline.
         raise UserError("config.data.path is not set: name a folder packed by "
                         "`python -m pid_jax.data.ingest`")
     layout = build_layout(config.data.buckets, config.data.image_size, config.data.sizes)
-    drawn = (objective.sample_size,) * 2
-    for size in [*((bucket.height, bucket.width) for bucket in layout.buckets), drawn]:
+    drawn = [(size, size) for size in sampling_hooks.sizes(objective)]
+    for size in [*((bucket.height, bucket.width) for bucket in layout.buckets), *drawn]:
         objective.check_picture(*size)
         sequence.check_network(mesh, config.mesh.sequence_attention, objective.net, *size)
-    objective.solver_table(*drawn, config.sample.steps)
+    objective.solver_table(*drawn[0], config.sample.steps)
     share = multihost.batch_share(mesh_lib.batch_sharding(mesh), config.data.batch_size)
     return pipeline.build_pipeline(seed=config.seed, process=share.index, processes=share.count,
                                    **config.data)
 
 
-def read_heldout(config: ConfigDict, objective: Objective) -> dict[str, Any] | None:
-    """The first `sample.count` pictures of `sample.heldout`, for objectives that need them."""
+def read_heldout(config: ConfigDict, objective: Objective, size: int) -> dict[str, Any] | None:
+    """The first `sample.count` pictures of `sample.heldout`, for objectives that need them.
+
+    Args:
+      size: side in pixels.
+    """
     if not objective.needs_heldout:
         return None
     path = config.sample.heldout or config.data.path
     count = min(config.sample.count, len(Dataset(path)))
     with pipeline.build_pipeline(
-            path, count, image_size=objective.sample_size, shuffle=False,
+            path, count, image_size=size, shuffle=False,
             threads=0, caption_fields=config.data.caption_fields) as batches:
         return next(batches)
 
@@ -149,8 +163,10 @@ class Loop:
     writer: metrics_lib.MetricsWriter
     sampler: Sampler
     progress: metrics_lib.Progress
+    profiler: Profiler
     interruption: Interruption
     unread: "Report | None" = None
+    scores: tuple[int, Mapping[str, float]] = (0, {})
     latest: dict[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     work: dict[tuple, float] = dataclasses.field(default_factory=dict)
 
@@ -161,6 +177,7 @@ class Loop:
                    for phase in self.objective.phases()}
         for step in range(first + 1, total + 1):
             phase = self.objective.phase(step - 1)
+            self.profiler.before(step, state)
             state = self.one_step(updates[phase], state, step, phase)
             if step == first + 1:
                 self.note_compilation(state)
@@ -231,13 +248,16 @@ class Loop:
         """Draws the sample grid; its time does not count as training."""
         self.read_metrics()
         scores = self.sampler.write(state)
+        self.scores = int(state.step), scores
         self.writer.board(int(state.step), scores)
         self.progress.restart(int(state.step))
 
     def save(self, state: TrainState) -> None:
         """Starts a checkpoint whose iterator state fits the step."""
         self.read_metrics()
-        self.checkpointer.save(state, self.batches.get_state(), self.config)
+        step, scores = self.scores
+        self.checkpointer.save(state, self.batches.get_state(), self.config,
+                               scores if step == int(state.step) else {})
 
     def stop(self, step: int) -> None:
         """Ends the run after a signal."""

@@ -19,6 +19,7 @@ from pid_jax.errors import RunFailed, RunInterrupted, UserError
 from pid_jax.training import checkpoint
 from pid_jax.training import metrics as metrics_lib
 from pid_jax.training.interruption import Interruption
+from pid_jax.training.profiling import Profiler
 from pid_jax.training.state import TrainState
 from tests import tiny
 
@@ -86,7 +87,8 @@ def make_loop(folder, monkeypatch, step_function=one_step, step=0, total=6, sign
         config=config, objective=Nothing(), mesh=train.mesh_lib.make_mesh(config.mesh, 4),
         batches=Batches(step), checkpointer=checkpoint.Checkpointer(folder, 5),
         writer=metrics_lib.MetricsWriter(folder, step, tensorboard=False), sampler=Nothing(),
-        progress=metrics_lib.Progress(step, total, 4), interruption=interruption)
+        progress=metrics_lib.Progress(step, total, 4),
+        profiler=Profiler(folder, ()), interruption=interruption)
 
 
 def test_hooks_happen_when_due_and_at_the_end(tmp_path, monkeypatch):
@@ -130,6 +132,34 @@ def test_no_broken_state_is_saved(tmp_path, monkeypatch):
         loop.run(start())
     loop.checkpointer.close()
     assert loop.checkpointer.latest_step() is None
+
+
+def test_spike_is_skipped_and_said(tmp_path, monkeypatch, caplog):
+    def spikes(state, batch):
+        new, values = one_step(state, batch)
+        skipped = int(state.step) == 2
+        return new, values | {"update_skipped": float(skipped), "grad_norm": 90.0 if skipped else 1}
+
+    loop = make_loop(tmp_path, monkeypatch, spikes)
+    with caplog.at_level("WARNING", logger="pid_jax"):
+        loop.run(start())
+    loop.checkpointer.close()
+    assert "step 3: gradient norm 90.0, the update is skipped" in caplog.text
+    lines = metrics_lib.read(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in lines if line["update_skipped"]] == [3]
+
+
+def test_best_checkpoint_stays(tmp_path, monkeypatch):
+    loop = make_loop(tmp_path, monkeypatch, total=8)
+    loop.config.sample.every = 2
+    loop.checkpointer.retention.latest, loop.checkpointer.retention.metric = 1, "psnr_sample"
+    quality = iter([20.0, 25.0, 24.0, 23.0])
+    loop.sampler.write = lambda state: {"psnr_sample": next(quality)}
+    loop.run(start())
+    loop.checkpointer.close()
+    assert sorted(p.name for p in loop.checkpointer.folder.iterdir()) == ["4", "8"]
+    assert json.loads((tmp_path / "best.json").read_text()) == {
+        "step": 4, "metric": "psnr_sample", "value": 25.0}
 
 
 def test_signal_saves_and_stops(tmp_path, monkeypatch):

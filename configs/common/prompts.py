@@ -1,4 +1,8 @@
-"""Texts that the reference trains and samples with."""
+"""Texts that the reference trains and samples with, and our own fixed prompts."""
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[1] / "prompts"
 
 NEGATIVE = (
     "low quality, worst quality, over-saturated, three legs, six fingers, cartoon, anime, cgi, "
@@ -26,10 +30,13 @@ INSTRUCTION = (
 )
 """Lines that stand before every caption of the Gemma text encoder."""
 
-SCENES = (
-    "a lighthouse on a cliff under heavy clouds, waves breaking below",
-    "an old man mending a fishing net, hands in sharp focus",
-    "a bowl of cherries on a blue checked tablecloth",
-    "a tram crossing a wet square at night, reflections of street lamps",
-)
-"""Fixed prompts for the samples of full-size runs."""
+
+def read(name: str) -> tuple[str, ...]:
+    """The prompts of `configs/prompts/<name>.txt`: a line each, `#` starts a comment line."""
+    lines = (FOLDER / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+    return tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+
+
+def fixed() -> tuple[str, ...]:
+    """The prompts of a full-size run's samples: everyday scenes and hard cases in turn."""
+    return tuple(prompt for pair in zip(read("everyday"), read("text")) for prompt in pair)

@@ -29,7 +29,7 @@ def full_size() -> ConfigDict:
     config.sample.every = 5000
     config.sample.steps = 50
     config.sample.image_size = 2048
-    config.sample.prompts = prompts.SCENES
+    config.sample.prompts = prompts.fixed()
     config.sample.negative_prompt = prompts.NEGATIVE
     return config
 

@@ -21,6 +21,7 @@ from pid_jax.models.placement import unconstrained
 from pid_jax.training import ema, freezing, optim
 from pid_jax.training.state import Params, TrainState, step_key
 
+VALUE_OF_KIND = {"power": "rate", "constant": "decay"}
 LARGEST_SIDE = 16384  # XLA aborts the process on arrays of more elements than it can count
 
 Batch = dict[str, jax.Array]
@@ -37,12 +38,14 @@ class Objective(abc.ABC):
       text: the text encoder.
       fresh_parameters: path patterns of parameters that `init_from` may lack.
       unused_parameters: path patterns of parameters of `init_from` that are left out.
+      lq_scale: how much larger pictures are than the low-quality ones that they follow, if any.
       needs_heldout: `sample_inputs` reads pictures that training does not see.
     """
 
     fresh_parameters: tuple[str, ...] = ()
     unused_parameters: tuple[str, ...] = ()
     needs_heldout: bool = False
+    lq_scale: int | None = None
 
     def __init__(self, config: ConfigDict, net: Any, text: TextEncoder):
         """Holds the pieces; `objectives.build` makes and checks them."""
@@ -168,8 +171,14 @@ class Objective(abc.ABC):
         """What `sample` reads: fixed prompts, and pictures held out where `needs_heldout`."""
 
     @abc.abstractmethod
-    def sample(self, params: Params, inputs: Batch, rng: jax.Array) -> dict[str, jax.Array]:
-        """Named pictures [B, H, W, 3] in [-1, 1], in the order of a grid's columns."""
+    def sample(self, params: Params, inputs: Batch, rng: jax.Array, size: int | None = None,
+               guidance: float | None = None) -> dict[str, jax.Array]:
+        """Named pictures [B, H, W, 3] in [-1, 1], in the order of a grid's columns.
+
+        Args:
+          size: side of the pictures, where the inputs do not say it; default: `sample_size`.
+          guidance: scale; default: the config's.
+        """
 
     @property
     def sample_size(self) -> int:
@@ -266,7 +275,9 @@ def make_optimizer(options: ConfigDict) -> optim.AdamW:
 
 
 def make_averages(options: ConfigDict) -> tuple[ema.EmaSpec, ...]:
-    """The averages that the config section `ema` describes: one called `ema`, or none."""
+    """The averages that the config section `ema` describes: `ema` and others, or none."""
     if not options.enabled:
         return ()
-    return (ema.EmaSpec(rate=options.rate, iteration_shift=options.iteration_shift),)
+    others = (ema.EmaSpec(name=name, kind=kind, **{VALUE_OF_KIND[kind]: value})
+              for name, kind, value in options.others)
+    return (ema.EmaSpec(rate=options.rate, iteration_shift=options.iteration_shift), *others)

@@ -39,7 +39,7 @@ class PidTeacher(Objective):
     def __init__(self, config: ConfigDict, net: Any, text: TextEncoder, codec: LatentCodec):
         """Holds the pieces; `objectives.build` makes and checks them."""
         super().__init__(config, net, text)
-        self.codec = codec
+        self.codec, self.lq_scale = codec, net.sr_scale
         self.noiser = make_noiser(config.noising)
         self.align = make_align_loss(config.align)
 
@@ -163,7 +163,8 @@ class PidTeacher(Objective):
         """Pictures held out of training, and their captions."""
         return {"image": heldout["image"], "text": self.prompts(heldout["caption"])}
 
-    def sample(self, params: Params, inputs: Batch, rng: jax.Array) -> dict[str, jax.Array]:
+    def sample(self, params: Params, inputs: Batch, rng: jax.Array, size: int | None = None,
+               guidance: float | None = None) -> dict[str, jax.Array]:
         """`bicubic`, `sample` and `truth`, each [B, H, W, 3]."""
         image, options = inputs["image"], self.config.sample
         height, width = image.shape[1:3]
@@ -172,7 +173,8 @@ class PidTeacher(Objective):
         latent, sigma = self.noised_latent(small, latent_key, options.sigma)
         pictures = self.decode(
             params, jax.random.normal(noise_key, image.shape), latent, sigma, inputs["text"],
-            self.null_text, self.solver_table(height, width, options.steps), options.guidance,
+            self.null_text, self.solver_table(height, width, options.steps),
+            options.guidance if guidance is None else guidance,
             few_step.gaussian_draws(jax.random.fold_in(rng, FRESH_NOISE), image.shape))
         return {"bicubic": degrade.upsample(small, height, width), "sample": pictures,
                 "truth": image}

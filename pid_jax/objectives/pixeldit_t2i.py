@@ -81,11 +81,13 @@ class PixelDitT2I(Objective):
         options = self.config.sample
         return {"text": self.prompts(options.prompts[:options.count])}
 
-    def sample(self, params: Params, inputs: Batch, rng: jax.Array) -> dict[str, jax.Array]:
+    def sample(self, params: Params, inputs: Batch, rng: jax.Array, size: int | None = None,
+               guidance: float | None = None) -> dict[str, jax.Array]:
         """`sample` [B, H, W, 3]: pictures of the fixed prompts."""
-        size = self.sample_size
+        size = size or self.sample_size
         noise = jax.random.normal(rng, (len(inputs["text"]), size, size, 3))
         options = self.config.sample
         pictures = self.draw(params, noise, inputs["text"], self.null_text,
-                             self.solver_table(size, size, options.steps), options.guidance)
+                             self.solver_table(size, size, options.steps),
+                             options.guidance if guidance is None else guidance)
         return {"sample": pictures}

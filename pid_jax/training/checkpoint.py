@@ -14,7 +14,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,9 @@ from ml_collections import ConfigDict
 import pid_jax
 from pid_jax import config as config_lib
 from pid_jax.errors import RunFailed, UserError
+from pid_jax.parallel import multihost
 from pid_jax.parallel.sharding import path_name, state_shardings
+from pid_jax.training.retention import Retention
 from pid_jax.training.state import Params, TrainState
 
 logger = logging.getLogger(__name__)
@@ -42,30 +44,40 @@ class Checkpointer:
     """Saves and restores the checkpoints of one run.
 
     Attributes:
+      retention: which checkpoints stay, and the best one.
       frozen_sources: where the state's frozen networks came from; every card repeats it.
     """
 
-    def __init__(self, workdir: Path, keep: int):
-        """Opens `workdir/checkpoints` and keeps the newest `keep` of them."""
+    def __init__(self, workdir: Path, keep: int | Retention):
+        """Opens `workdir/checkpoints`.
+
+        Args:
+          keep: what stays; a number: so many of the newest.
+        """
+        self.retention = Retention(keep) if isinstance(keep, int) else keep
         self.folder = Path(workdir).absolute() / FOLDER
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"{self.folder} is a file; remove it or choose another --workdir")
         # Folders are made in this thread: a workdir that cannot be written to fails at once
         # instead of leaving Orbax's threads waiting for a folder that never comes.
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True,
+            preservation_policy=self.retention, enable_async_checkpointing=True, cleanup_tmp_directories=True,
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False))
         self._manager = ocp.CheckpointManager(self.folder, options=options)
         self._pending: tuple[int, float] | None = None
         self.frozen_sources: dict[str, dict] = {}
+        self.retention.load(self.folder.parent, self._manager.all_steps())
 
     def latest_step(self) -> int | None:
         """The newest complete checkpoint, or None."""
         return self._manager.latest_step()
 
-    def save(self, state: TrainState, data_state: dict, config: ConfigDict) -> None:
+    def save(self, state: TrainState, data_state: dict, config: ConfigDict,
+             scores: Mapping[str, float] | None = None) -> None:
         """Starts writing; returns when the state may be overwritten.
 
+        Args:
+          scores: of the samples of this very step, where they were drawn.
         Raises:
           RunFailed: this or the previous save could not be written.
         """
@@ -74,6 +86,8 @@ class Checkpointer:
         if step == self.latest_step():
             return
         logger.info("saving the checkpoint of step %d", step)
+        if multihost.is_writer():
+            self.retention.offer(self.folder.parent, step, scores or {})
         self._pending = (step, time.monotonic())
         try:
             self._manager.save(step, force=True, args=_save_args(

@@ -15,7 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-from pid_jax.errors import RunFailed
+from pid_jax.errors import RunFailed, UserError
 from pid_jax.files import atomic_write
 
 logger = logging.getLogger(__name__)
@@ -32,12 +32,17 @@ def digest(keys: Iterable[str]) -> str:
 class MetricsWriter:
     """Appends one JSON line a step, and the same numbers to TensorBoard when it is installed."""
 
-    def __init__(self, workdir: Path, first_step: int, tensorboard: bool = True):
-        """Opens the files; lines of steps after `first_step` (an earlier, killed run) are cut."""
+    def __init__(self, workdir: Path, first_step: int, tensorboard: bool = True, wandb: str = ""):
+        """Opens the files; lines of steps after `first_step` (an earlier, killed run) are cut.
+
+        Args:
+          wandb: project of Weights & Biases that gets the numbers too; "": none.
+        """
         self.path = Path(workdir) / FILE
         truncate(self.path, first_step)
         self._file = self.path.open("a", encoding="utf-8")
         self._board = _tensorboard(workdir, first_step) if tensorboard else None
+        self._wandb = _wandb(workdir, wandb) if wandb else None
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Adds the line of one step (updates done); numbers also go to TensorBoard."""
@@ -47,7 +52,9 @@ class MetricsWriter:
         self.board(step, {k: v for k, v in line.items() if isinstance(v, float) and k != "time"})
 
     def board(self, step: int, values: Mapping[str, float]) -> None:
-        """Sends numbers to TensorBoard only."""
+        """Sends numbers to TensorBoard and Weights & Biases only."""
+        if self._wandb:
+            self._wandb.log(dict(values), step=step)
         if self._board:
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
@@ -57,6 +64,8 @@ class MetricsWriter:
         self._file.close()
         if self._board:
             self._board.close()
+        if self._wandb:
+            self._wandb.finish()
 
 
 class SilentWriter:
@@ -87,6 +96,16 @@ def _tensorboard(workdir: Path, first_step: int):
         logger.info("tensorboardX is not installed: numbers go to %s only", FILE)
         return None
     return SummaryWriter(str(Path(workdir) / "tensorboard"), purge_step=first_step + 1)
+
+
+def _wandb(workdir: Path, project: str):
+    try:
+        import wandb
+    except ImportError as error:
+        raise UserError("config.log.wandb is set, but the package wandb is not installed: pip "
+                        "install wandb, or leave it empty") from error
+    name = Path(workdir).name
+    return wandb.init(project=project, dir=str(workdir), name=name, id=name, resume="allow")
 
 
 def read(path: Path) -> list[dict]:

@@ -95,7 +95,8 @@ def initial_weights(config: ConfigDict, objective: Objective, abstract: Params) 
     name = checkpoint.weights_item(folder)
     logger.info("starting from the %s weights of %s", name, folder)
     params, fresh = read_weights(folder, name, abstract, "config.init_from",
-                                 objective.fresh_parameters, objective.unused_parameters)
+                                 (*objective.fresh_parameters, *config.init_fresh),
+                                 (*objective.unused_parameters, *config.init_unused))
     if fresh:
         logger.info("%d parameters are not in it and start fresh: %s", len(fresh), fresh)
         params = _fill(params, fresh, objective, abstract, config.seed)
@@ -131,7 +132,8 @@ def _frozen_network(objective: Objective, name: str, source: str | None, abstrac
     else:
         folder = _frozen_folder(source, recorded)
         params, _ = read_weights(folder, checkpoint.weights_item(folder), abstract, key,
-                                 unused=objective.unused_parameters)
+                                 unused=(*objective.unused_parameters,
+                                         *objective.config.init_unused))
         note = {"folder": str(folder)}
     note["fingerprint"] = int(fingerprint(params))
     if recorded and recorded["fingerprint"] != note["fingerprint"]:

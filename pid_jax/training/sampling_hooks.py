@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from pid_jax import images, pictures
+from pid_jax.diffusion import degrade
 from pid_jax.evaluation import image_metrics
 from pid_jax.files import atomic_write
 from pid_jax.objectives.base import Objective
@@ -22,43 +23,85 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "samples"
 SAMPLE_STREAM = 2**31 - 1  # a step that no run reaches
+SAMPLE, TRUTH = "sample", "truth"
 
 
 class Sampler:
-    """Draws the grid of a run and writes it to `samples/step_<n>.png` with a JSON beside it."""
+    """Draws the grids of a run: `samples/step_<n>.png` with a JSON beside it.
+
+    The config's further weights and sizes each make a grid of their own (`step_<n>_params.png`),
+    its further guidance scales a column (`sample_cfg1`).
+    """
 
     def __init__(self, objective: Objective, workdir: Path, mesh: Mesh,
-                 heldout: Mapping[str, Any] | None):
-        """Embeds the prompts; nothing is drawn or compiled yet."""
+                 heldout: Mapping[int, Mapping[str, Any]]):
+        """Embeds the prompts; nothing is drawn or compiled yet.
+
+        Args:
+          heldout: by size in pixels, the pictures for objectives that need some.
+        """
         self._folder = Path(workdir) / FOLDER
-        self._options = objective.config.sample
+        self._objective, self._options = objective, objective.config.sample
         seed = jax.random.key(objective.config.seed)
         self._key = jax.random.fold_in(seed, SAMPLE_STREAM)
-        inputs = objective.sample_inputs(heldout)
-        self._count = len(next(iter(inputs.values())))
-        self._inputs = jax.device_put(whole_rows(inputs, mesh), batch_sharding(mesh))
-        self._draw = jax.jit(objective.sample, out_shardings=replicated(mesh))
+        self._inputs, self._counts = {}, {}
+        for size in sizes(objective):
+            inputs = objective.sample_inputs(heldout.get(size))
+            self._counts[size] = len(next(iter(inputs.values())))
+            self._inputs[size] = jax.device_put(whole_rows(inputs, mesh), batch_sharding(mesh))
+        self._draw = jax.jit(objective.sample, out_shardings=replicated(mesh),
+                             static_argnames=("size", "guidance"))
 
     def write(self, state: TrainState) -> dict[str, float]:
-        """Draws with the weights of the config and returns the metrics of the pictures.
+        """Draws all grids and returns the scores of the first, of the config's main choice.
 
         Every process takes part in drawing; one writes.
         """
+        found = [self._write_grid(state, weights, size) for weights, size in self._grids()]
+        return found[0]
+
+    def _grids(self) -> Iterator[tuple[str, int]]:
+        for size in self._inputs:
+            for weights in (self._options.weights, *self._options.more_weights):
+                yield weights, size
+
+    def _write_grid(self, state: TrainState, weights: str, size: int) -> dict[str, float]:
         step = int(state.step)
-        params = state.ema.get(self._options.weights, state.params)
-        columns = jax.device_get(self._draw(params, self._inputs, self._key))
+        columns = self._columns(state.ema.get(weights, state.params), size)
         if not multihost.is_writer():
             return {}
-        columns = {name: column[:self._count] for name, column in columns.items()}
-        scores = score(columns)
-        path = self._folder / f"step_{step:07d}.png"
+        scores = score(columns, self._objective.lq_scale)
+        path = self._folder / f"{self._name(step, weights, size)}.png"
         pictures.save_png(path, pictures.grid(list(columns.values())))
-        note = {"step": step, "columns": list(columns), "weights": self._options.weights, **scores}
+        note = {"step": step, "columns": list(columns), "weights": weights, "size": size, **scores}
         with atomic_write(path.with_suffix(".json")) as file:
             file.write(json.dumps(note, indent=2) + "\n")
         logger.info("samples of step %d in %s%s", step, path,
                     "".join(f" | {name} {value:.2f}" for name, value in scores.items()))
         return scores
+
+    def _columns(self, params: Any, size: int) -> dict[str, np.ndarray]:
+        """The pictures of one grid, with a column for each guidance scale."""
+        columns = self._drawn(params, size, self._options.guidance)
+        truth = columns.pop(TRUTH, None)
+        for guidance in self._options.more_guidance:
+            columns[f"{SAMPLE}_cfg{guidance:g}"] = self._drawn(params, size, guidance)[SAMPLE]
+        return columns if truth is None else {**columns, TRUTH: truth}
+
+    def _drawn(self, params: Any, size: int, guidance: float) -> dict[str, np.ndarray]:
+        drawn = jax.device_get(self._draw(params, self._inputs[size], self._key, size=size,
+                                          guidance=float(guidance)))
+        return {name: column[:self._counts[size]] for name, column in drawn.items()}
+
+    def _name(self, step: int, weights: str, size: int) -> str:
+        main = size == self._objective.sample_size
+        return (f"step_{step:07d}" + ("" if weights == self._options.weights else f"_{weights}")
+                + ("" if main else f"_{size}"))
+
+
+def sizes(objective: Objective) -> tuple[int, ...]:
+    """The sizes of pictures that a run draws, the main one first."""
+    return tuple(dict.fromkeys((objective.sample_size, *objective.config.sample.more_sizes)))
 
 
 def whole_rows(inputs: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, np.ndarray]:
@@ -68,11 +111,33 @@ def whole_rows(inputs: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, np.nda
             for name, rows in inputs.items()}
 
 
-def score(columns: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """PSNR of every other column against `truth`, where there is a truth."""
-    if "truth" not in columns:
+def score(columns: Mapping[str, np.ndarray], lq_scale: int | None = None) -> dict[str, float]:
+    """Mean PSNR (dB), SSIM and CIEDE2000 of every column against `truth`, where there is a truth.
+
+    Args:
+      columns: float [B, H, W, 3] in [-1, 1].
+      lq_scale: then also the scores `lq_*` of the sample, reduced by it, against the low-quality
+        pictures: what it makes of its input, whatever detail it adds.
+    """
+    if TRUTH not in columns:
         return {}
-    as_bytes = {name: images.to_uint8(column) for name, column in columns.items()}
-    truth = as_bytes.pop("truth")
-    return {f"psnr_{name}": float(np.mean(image_metrics.psnr(column, truth)))
-            for name, column in as_bytes.items()}
+    truth = columns[TRUTH]
+    scores = {}
+    for name, column in columns.items():
+        if name != TRUTH:
+            scores |= {f"{metric}_{name}": value
+                       for metric, value in compare(column, truth).items()}
+    if lq_scale:
+        small, reduced = (np.asarray(degrade.downsample(column, lq_scale))
+                          for column in (truth, columns[SAMPLE]))
+        scores |= {f"lq_{metric}_{SAMPLE}": value
+                   for metric, value in compare(reduced, small).items()}
+    return scores
+
+
+def compare(column: np.ndarray, truth: np.ndarray) -> dict[str, float]:
+    """Mean `psnr`, `ssim` and `de2000` of float pictures [B, H, W, 3] as they would be stored."""
+    column, truth = images.to_uint8(column), images.to_uint8(truth)
+    return {"psnr": float(np.mean(image_metrics.psnr(column, truth))),
+            "ssim": float(np.mean(image_metrics.ssim(column, truth))),
+            "de2000": float(np.mean(image_metrics.lq_color_de2000(column, truth)))}

@@ -1,7 +1,9 @@
 """Case F06: one update of a distillation phase from given draws, by the objective's own code."""
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -45,8 +47,11 @@ METRICS = {"vsd_loss": "vsd_loss", "gan_loss_gen": "gan_loss", "dsm_loss": "dsm_
 @handles("pid", r"F06.*")
 def check_distillation(case: Case) -> None:
     nets = {OURS[key]: _load(case, OURS[key], key) for key in case.meta["params"]}
-    for run in case.meta["runs"]:
-        Run(case, run, nets).check()
+    runs = [Run(case, run, nets) for run in case.meta["runs"]]
+    compiled: dict[str, Callable] = {}  # runs of the same options and phase share a program
+    for run in runs:
+        kind = json.dumps([run.run["phase"], run.run["overrides"], run.run["batch_used"]])
+        run.check(compiled.setdefault(kind, run.update))
 
 
 def _load(case: Case, name: str, reference: str) -> GoldenNet:
@@ -69,20 +74,29 @@ class Run:
         self.inputs = {name: value[:run["batch_used"]] for name, value in case.inputs.items()
                        if "/" not in name and name != "null_caption_emb"}
 
-    def check(self) -> None:
-        name, objective = self.run["name"], self.objective
-        phase = objective.phase(self.run["iteration"])
-        assert phase == OURS[self.run["phase"]], name
-        update, pictures = {STUDENT: (objective.update, self.student_pictures),
-                            FAKE_SCORE: (objective.update_companions, self.fake_pictures)}[phase]
+    @functools.cached_property
+    def phase(self) -> str:
+        return OURS[self.run["phase"]]
+
+    @functools.cached_property
+    def update(self) -> Callable:
+        """(state, examples) -> state, metrics, gradients, pictures on the way."""
+        move, pictures = {
+            STUDENT: (self.objective.update, self.student_pictures),
+            FAKE_SCORE: (self.objective.update_companions, self.fake_pictures)}[self.phase]
 
         @jax.jit
         def whole(state, examples):
-            metrics, grads = objective.phase_gradients(phase, state, examples)
-            after, found = update(state, grads)
+            metrics, grads = self.objective.phase_gradients(self.phase, state, examples)
+            after, found = move(state, grads)
             return after, metrics | found, grads, pictures(pid_student.networks(state), examples)
 
-        after, metrics, grads, drawn = whole(self.start(), self.examples(phase))
+        return whole
+
+    def check(self, update: Callable) -> None:
+        name, phase = self.run["name"], self.phase
+        assert self.objective.phase(self.run["iteration"]) == phase, name
+        after, metrics, grads, drawn = update(self.start(), self.examples(phase))
         self.check_losses(metrics)
         for key, picture in drawn.items():
             assert_close(to_nchw(picture), self.case.outputs[f"{name}/{key}"],
