@@ -20,34 +20,39 @@ DTYPES = ("float32", "bfloat16")
 
 # What a value may be, by its path; an unset leaf always may.
 CHOICES = {
-    "objective": ("pixeldit_t2i", "pid_teacher", "pid_student"), "dtype": DTYPES,
+    "objective": ("pixeldit_t2i", "pixeldit_c2i", "pid_teacher", "pid_student"), "dtype": DTYPES,
     "param_dtype": DTYPES, "flow.prediction_type": ("velocity", "x0"),
+    "flow.time_distribution": ("logit_normal", "uniform"),
+    "sample.sampler": ("euler", "heun", "heun_exact", "flowdpm"),
+    "sample.rule": ("ode", "sde_mean", "sde", "sde_preserve"),
     "distill.frozen_dtype": DTYPES,
     "distill.teacher_prediction_type": ("velocity", "x0"), "distill.sampler": ("ode", "sde"),
     "distill.input": ("teacher_forcing", "self_rollout")}
 AT_LEAST = {
     1: ("total_steps", "data.batch_size", "data.image_size", "optim.accumulate",
         "checkpoint.every", "checkpoint.keep", "sample.every", "sample.steps", "sample.count",
-        "sample.image_size", "log.every", "flow.dynamic_image_size", "distill.student_every",
-        "distill.steps", "distill.discriminator.num_conv_layers"),
-    0: ("seed", "checkpoint.keep_every", "data.threads", "data.workers", "data.prefetch", "optim.lr",
-        "optim.weight_decay", "flow.logit_std", "flow.loss_weight", "align.weight",
-        "align.sigma_power", "align.y_weight", "align.chroma_weight", "distill.vsd_weight",
+        "sample.image_size", "log.every", "flow.dynamic_image_size", "repa.block",
+        "distill.student_every", "distill.steps", "distill.discriminator.num_conv_layers"),
+    0: ("seed", "checkpoint.keep_every", "data.threads", "data.workers", "data.prefetch",
+        "optim.lr", "optim.weight_decay", "flow.logit_std", "flow.loss_weight", "flow.time_steps",
+        "align.weight", "align.sigma_power", "align.y_weight", "align.chroma_weight",
+        "repa.weight", "distill.vsd_weight",
         "distill.dsm_weight", "distill.gan_weight", "distill.gan_warm_up_steps",
         "distill.r1_weight", "distill.r1_alpha", "distill.fake_score.lr",
         "distill.fake_score.weight_decay", "distill.discriminator.lr",
         "distill.discriminator.weight_decay")}
 POSITIVE = ("optim.eps", "optim.clip_norm", "optim.skip_grad_norm_threshold", "flow.shift",
-            "flow.dynamic_base_shift", "align.eps")
+            "flow.dynamic_base_shift", "align.eps", "sample.shift", "sample.last_step")
 UNIT = ("data.caption_dropout", "noising.latent_dropout", "noising.apply_prob",
-        "noising.clean_latent_ratio", "flow.sigma_min", "sample.sigma", "distill.first_time",
-        "distill.time_min", "distill.time_max")
+        "noising.clean_latent_ratio", "flow.sigma_min", "sample.sigma", "sample.last_step",
+        "ema.decay", "distill.first_time", "distill.time_min", "distill.time_max")
 MAY_BE_INFINITE = ("optim.clip_norm", "optim.skip_grad_norm_threshold")
 LISTS = {
     "data.sizes": str, "data.caption_fields": str, "sample.prompts": str, "optim.betas": float,
     "optim.warm_up_steps": int, "optim.cycle_lengths": int, "optim.f_start": float,
     "init_fresh": str, "init_unused": str, "sample.more_weights": str,
     "sample.more_guidance": float, "sample.more_sizes": int, "log.profile": int,
+    "sample.guidance_interval": float,
     "optim.f_max": float, "optim.f_min": float, "distill.times": float,
     "distill.fake_score.betas": float, "distill.discriminator.feature_indices": int}
 
@@ -74,6 +79,7 @@ def base_config() -> ConfigDict:
         "noising": _noising(),
         "align": _align(),
         "distill": _distill(),
+        "repa": _repa(),
         "mesh": _mesh(),
         "attention": "auto",  # local kernel: auto, dense, chunked, splash (TPU), cudnn (GPU)
         "checkpoint": _checkpoint(),
@@ -138,6 +144,7 @@ def _ema() -> dict:
         "enabled": True,
         "rate": 0.1,  # relative width of the power-function average called "ema"
         "iteration_shift": 0,
+        "decay": config_dict.placeholder(float),  # "ema" decays constantly by this instead
         "others": (),  # further ones: ("slow", "power", 0.05), ("steady", "constant", 0.9999)
     }
 
@@ -165,6 +172,8 @@ def _flow() -> dict:
         "prediction_type": "velocity",
         "logit_mean": 0.0,
         "logit_std": 1.0,
+        "time_distribution": "logit_normal",  # pixeldit_c2i: or "uniform"
+        "time_steps": 0,  # pixeldit_t2i: whole-numbered times of a table this long; 0: continuous
         "sigma_min": 0.0,
         "shift": 6.0,  # used when dynamic_shift is off
         "dynamic_shift": False,
@@ -227,6 +236,13 @@ def _distill() -> dict:
     }
 
 
+def _repa() -> dict:
+    return {
+        "weight": 0.0,  # of the alignment with the frozen features of config.codec; 0: none
+        "block": 8,  # the patch block whose tokens are aligned, counted from 1
+    }
+
+
 def _sample() -> dict:
     return {
         "every": 500,
@@ -243,6 +259,12 @@ def _sample() -> dict:
         "more_weights": (),
         "more_guidance": (),
         "more_sizes": (),
+        # Of pixeldit_c2i, where time runs from 0 (noise) to 1 (clean):
+        "sampler": "flowdpm",  # Adams-Bashforth; or euler, heun, heun_exact
+        "rule": "ode",  # euler: or sde_mean, sde, sde_preserve
+        "shift": config_dict.placeholder(float),  # default: flow.shift
+        "last_step": config_dict.placeholder(float),  # default: 1 / steps
+        "guidance_interval": (0.0, 1.0),  # guided where low < t < high
     }
 
 
@@ -344,6 +366,10 @@ def _check_entries(config: ConfigDict) -> None:
                             "and below 1")
     if not config.sample.prompts:
         raise UserError("config.sample.prompts is empty; give at least one, such as ('a cat',)")
+    interval = config.sample.guidance_interval
+    if len(interval) != 2 or not 0 <= interval[0] <= interval[1] <= 1:
+        raise UserError(f"config.sample.guidance_interval is {interval!r}; expected two times "
+                        "(low, high) with 0 <= low <= high <= 1")
     for override in overrides:
         if not (isinstance(override, tuple) and len(override) == 3 and isinstance(override[0], str)
                 and all(isinstance(sigma, (int, float)) for sigma in override[1:])):

@@ -1,6 +1,7 @@
-"""Draws pictures from prompts with a text-to-image checkpoint.
+"""Draws pictures from prompts or of classes.
 
     python -m pid_jax.generate --checkpoint runs/pixeldit --out drawn --prompts "a cat" "a rocket"
+    python -m pid_jax.generate --checkpoint runs/digits/run --out drawn --classes 0-9
 
 Writes OUT/000.png, 001.png, ... with a JSON beside each, and OUT/grid.png. Exit status: 0 all
 pictures are written, 2 bad input, 1 the network's output was not finite.
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from pid_jax import drawing_command, inference
+from pid_jax.class_inference import ClassGenerator, parse_classes
 from pid_jax.data import command
 from pid_jax.errors import UserError
 from pid_jax.inference import PixelGenerator
@@ -22,15 +24,19 @@ from pid_jax.inference import PixelGenerator
 def main(arguments: Sequence[str]) -> None:
     """Parses the command line and draws."""
     options = parse(arguments)
-    prompts = read_prompts(options)
-    generator = PixelGenerator.from_checkpoint(options.checkpoint, options.which)
+    if options.classes is not None:
+        prompts = parse_classes(options.classes)
+        generator, draw = ClassGenerator, draw_classes
+    else:
+        prompts, generator, draw = read_prompts(options), PixelGenerator, draw_all
+    generator = generator.from_checkpoint(options.checkpoint, options.which)
     drawn = []
-    for number, (picture, note) in enumerate(draw_all(generator, prompts, options)):
+    for number, (picture, note) in enumerate(draw(generator, prompts, options)):
         path = options.out / f"{number:03d}.png"
         drawing_command.write_picture(path, picture, note)
-        command.show(f"{path}: {note['prompt']}")
+        command.show(f"{path}: {note.get('prompt', note.get('class'))}")
         drawn.append({"picture": picture})
-    drawing_command.write_grid(options.out / "grid.png", drawn, prompts,
+    drawing_command.write_grid(options.out / "grid.png", drawn, list(map(str, prompts)),
                                generator.checkpoint.note())
 
 
@@ -46,6 +52,19 @@ def draw_all(generator: PixelGenerator, prompts: Sequence[str], options: argpars
                                               options.guidance, options.negative_prompt)
         for prompt, seed, picture in zip(batch, seeds, drawn):
             yield picture, {"prompt": prompt, "seed": seed, **settings.note(),
+                            **generator.checkpoint.note()}
+
+
+def draw_classes(generator: ClassGenerator, labels: Sequence[int], options: argparse.Namespace
+                 ) -> Iterator[tuple[np.ndarray, dict]]:
+    """Yields each picture [H, W, 3] and its note; class k of the list is drawn with seed + k."""
+    for start in range(0, len(labels), options.batch_size):
+        batch = labels[start:start + options.batch_size]
+        seeds = [options.seed + start + k for k in range(len(batch))]
+        drawn = generator.generate(batch, options.size, options.steps, options.guidance, seeds)
+        for label, seed, picture in zip(batch, seeds, drawn):
+            yield picture, {"class": label, "seed": seed,
+                            **generator.note(options.steps, options.guidance),
                             **generator.checkpoint.note()}
 
 
@@ -65,11 +84,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = drawing_command.make_parser("pid_jax.generate", __doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompts", nargs="+", metavar="TEXT", help="one picture for each")
+    source.add_argument("--classes", metavar="NUMBERS",
+                        help="one picture for each, such as 0-9,207 (class-conditional networks)")
     source.add_argument("--prompts_file", type=Path, metavar="FILE", help="one prompt a line")
     parser.add_argument("--size", type=drawing_command.parse_size, metavar="HEIGHTxWIDTH",
                         help="in pixels; default: that of the run's samples")
     parser.add_argument("--batch_size", type=int, default=4, help="pictures drawn at once")
     options = parser.parse_args(arguments)
+    if options.classes is not None and options.negative_prompt is not None:
+        raise UserError("--negative_prompt belongs to --prompts; classes are guided away from none")
     if options.batch_size < 1:
         raise UserError(f"--batch_size is {options.batch_size}; expected at least 1")
     return options

@@ -31,7 +31,8 @@ from pid_jax.training.weights import read_weights
 
 WEIGHTS = {"ema": "ema", "net": checkpoint_lib.PARAMS, "untrained": None}
 COMMAND_OF = {"pid_teacher": "pid_jax.decode", "pid_student": "pid_jax.decode",
-              "pixeldit_t2i": "pid_jax.generate"}
+              "pixeldit_t2i": "pid_jax.generate --prompts",
+              "pixeldit_c2i": "pid_jax.generate --classes"}
 LATENT_NOISE, STEP_NOISE = 1, 2  # folded into an item's key, so that no noise is used twice
 
 T = TypeVar("T")
@@ -69,15 +70,17 @@ def load_checkpoint(path: str | Path, which: str, wanted: type[Objective]) -> Ch
 
     Args:
       path: a workdir, its checkpoints folder (newest step) or one step's folder.
-      which: "ema" (the average), "net" (the last weights) or "untrained" (drawn as at step 0). A
-        converted checkpoint has one set of weights, which serves as both.
+      which: "ema" (the average) or the name of another average, "net" (the last weights) or
+        "untrained" (drawn as at step 0). A converted checkpoint has one set of weights, which
+        serves as both.
       wanted: the objective that the checkpoint must be of.
     Raises:
       UserError: no checkpoint there, one of another objective, or with weights of another network.
     """
-    if which not in WEIGHTS:
-        raise UserError(f"weights {which!r} are unknown; choose one of {', '.join(WEIGHTS)}")
     folder = checkpoint_lib.find_step_folder(path)
+    if which not in WEIGHTS and not (folder / which).is_dir():
+        raise UserError(f"weights {which!r} are unknown; choose one of {', '.join(WEIGHTS)}, or an "
+                        f"average that {folder} holds")
     objective = objectives.build(read_config(folder))
     if not isinstance(objective, wanted):
         raise UserError(f"the checkpoint {folder} is of the objective "
@@ -98,7 +101,7 @@ def read_config(folder: Path) -> ConfigDict:
 
 def load_weights(folder: Path, which: str, objective: Objective) -> Params:
     """The weights `which` of one step's folder, checked against the network of its config."""
-    name = WEIGHTS[which]
+    name = WEIGHTS.get(which, which)
     if name is None:
         key = jax.random.key(objective.config.seed)
         return models.init_parameters(objective.net, key)

@@ -24,7 +24,8 @@ def write_dataset(folder: Path, count: int = 12, size: int = SIZE) -> Path:
     with DatasetWriter(folder) as writer:
         for i in range(count):
             writer.add(Record(key=f"picture-{i:02d}", source="ramps", width=size, height=size,
-                              captions={"prompt": f"ramp number {i}"}, image=_ramp(i, size)))
+                              captions={"prompt": f"ramp number {i}", "label": str(i % 3)},
+                              image=_ramp(i, size)))
     return folder
 
 
@@ -54,6 +55,8 @@ def config(objective: str, data: Path) -> ConfigDict:
     result.sample.prompts = ("ramp number 1", "ramp number 2")
     result.log.every = 1
     result.log.tensorboard = False
+    if objective == "pixeldit_c2i":
+        return _class_conditional(result)
     result.model = ConfigDict(
         networks.pixeldit_t2i(**NETWORK) if objective == "pixeldit_t2i" else networks.pidnet(
             **NETWORK, lq_hidden_dim=8, lq_num_res_blocks=1, train_lq_proj_only=False,
@@ -68,3 +71,14 @@ def config(objective: str, data: Path) -> ConfigDict:
         result.distill.discriminator.lr = result.distill.fake_score.lr = 1e-3
         result.optim.lr = 1e-3
     return result
+
+
+def _class_conditional(config: ConfigDict) -> ConfigDict:
+    """Three classes, two averages, two steps of the sampler."""
+    config.model = ConfigDict(networks.pixeldit_c2i(
+        hidden_size=16, num_groups=2, patch_size=8, patch_depth=2, pixel_depth=1,
+        pixel_hidden_size=4, num_classes=3, repa_width=8))
+    config.data.caption_fields = ("label",)
+    config.ema.decay, config.ema.others = 0.9, (("ema2", "constant", 0.5),)
+    config.sample.prompts = ("0", "2")
+    return config

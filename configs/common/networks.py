@@ -61,6 +61,32 @@ def pidnet(**changes) -> dict:
     }, changes)
 
 
+def pixeldit_c2i(size: str = "xl", **changes) -> dict:
+    """Class-conditional PixelDiT of a published size ("b", "l", "xl"); `changes` replace options.
+    """
+    return _changed({
+        "name": "pixeldit_c2i",
+        "in_channels": 3,
+        "patch_size": 16,
+        "pixel_hidden_size": 16,
+        "num_classes": 1000,
+        "use_pixel_abs_pos": True,
+        "pit_adaln_post_modulation": False,
+        "rope_mode": "original",
+        "repa_features": 0,
+        "repa_width": CLASS_SIZES[size]["hidden_size"],
+        "remat": "none",
+        **CLASS_SIZES[size],
+    }, changes)
+
+
+CLASS_SIZES = {
+    "b": {"hidden_size": 768, "num_groups": 12, "patch_depth": 12, "pixel_depth": 2},
+    "l": {"hidden_size": 1024, "num_groups": 16, "patch_depth": 22, "pixel_depth": 4},
+    "xl": {"hidden_size": 1152, "num_groups": 16, "patch_depth": 26, "pixel_depth": 4},
+}
+"""Sizes of the class-conditional networks (PixelDiT paper, table 1): 185M, 570M, 797M."""
+
 TINY = {
     "hidden_size": 192,
     "num_groups": 3,

@@ -182,7 +182,7 @@ def repa_loss(tokens: jax.Array, features: jax.Array) -> jax.Array:
     tokens, features = tokens.astype(jnp.float32), features.astype(jnp.float32)
     count = min(tokens.shape[1], features.shape[1])
     tokens, features = _resize_tokens(tokens, count), _resize_tokens(features, count)
-    return 1.0 - jnp.mean(jnp.sum(_unit(tokens) * _unit(features), axis=-1))
+    return 1.0 - jnp.mean(jnp.sum(unit(tokens) * unit(features), axis=-1))
 
 
 def alignment_loss(tokens: jax.Array, features: jax.Array) -> jax.Array:
@@ -196,7 +196,7 @@ def alignment_loss(tokens: jax.Array, features: jax.Array) -> jax.Array:
       features: [B, M, D]; L and M are squares when they differ.
     """
     tokens = fit_tokens(tokens.astype(jnp.float32), features.shape[1])
-    return 1.0 - jnp.mean(jnp.sum(_unit(tokens) * _unit(features.astype(jnp.float32)), axis=-1))
+    return 1.0 - jnp.mean(jnp.sum(unit(tokens) * unit(features.astype(jnp.float32)), axis=-1))
 
 
 def fit_tokens(tokens: jax.Array, count: int) -> jax.Array:
@@ -206,7 +206,7 @@ def fit_tokens(tokens: jax.Array, count: int) -> jax.Array:
                           resampling.bilinear_matrix)
 
 
-def _unit(tokens: jax.Array) -> jax.Array:
+def unit(tokens: jax.Array) -> jax.Array:
     """L2-normalised on the last axis, norms below 1e-12 counted as 1e-12."""
     square = jnp.sum(jnp.square(tokens), axis=-1, keepdims=True)
     return tokens * jax.lax.rsqrt(jnp.maximum(square, 1e-24))

@@ -31,8 +31,8 @@ class PixelDiT(Shell):
     """Text-to-image PixelDiT. Option names and defaults are those of the PyTorch reference.
 
     Beyond them: `repa_features` (width of the frozen features of REPA; 0: no projector in the
-    parameters) and `repa_width` (of the projector's hidden layers), `dtype` (of the arithmetic), `param_dtype`, `remat` ("none", "full", "attention":
-    recompute all of a block or all but its attention in the backward pass), `attention` (the
+    parameters) and `repa_width` (of the projector's hidden layers), `dtype` (of the arithmetic),
+    `param_dtype`, `remat` ("none", "full", "attention": recompute all of a block or all but its attention in the backward pass), `attention` (the
     injected attention, see `models.attention`) and `constrain` (see `models.placement`).
     """
 

@@ -5,15 +5,18 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from pid_jax import encoders, models
+from pid_jax.encoders.repa_teacher import check_teacher
 from pid_jax.errors import UserError
 from pid_jax.objectives.base import Objective
 from pid_jax.objectives.pid_student import PidStudent
 from pid_jax.objectives.pid_teacher import PidTeacher
+from pid_jax.objectives.pixeldit_c2i import PixelDitC2I
 from pid_jax.objectives.pixeldit_t2i import PixelDitT2I
 from pid_jax.parallel.mesh import single_device
 from pid_jax.parallel.sequence import make_attention, make_constrain
 
-MODEL_OF = {"pixeldit_t2i": "pixeldit_t2i", "pid_teacher": "pidnet", "pid_student": "pidnet"}
+MODEL_OF = {"pixeldit_t2i": "pixeldit_t2i", "pixeldit_c2i": "pixeldit_c2i",
+            "pid_teacher": "pidnet", "pid_student": "pidnet"}
 
 
 def build(config: ConfigDict, mesh: Mesh | None = None) -> Objective:
@@ -31,10 +34,12 @@ def build(config: ConfigDict, mesh: Mesh | None = None) -> Objective:
         dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype),
         attention=make_attention(mesh, config.attention, config.mesh.sequence_attention),
         constrain=make_constrain(mesh), **config.model)
+    if config.objective == "pixeldit_c2i":
+        return PixelDitC2I(config, net, build_teacher(config, net))
     text = encoders.build_text_encoder(**config.text)
     check_text(net, text)
     if config.objective == "pixeldit_t2i":
-        return PixelDitT2I(config, net, text)
+        return PixelDitT2I(config, net, text, build_teacher(config, net))
     codec = encoders.build_codec(**config.codec)
     check_codec(net, codec)
     if config.objective == "pid_teacher":
@@ -52,6 +57,22 @@ def build_discriminator(config: ConfigDict) -> models.Discriminator:
         feature_indices=options.feature_indices, num_conv_layers=options.num_conv_layers,
         patch_logits=options.patch_logits, dtype=jnp.dtype(config.dtype),
         param_dtype=jnp.dtype(config.param_dtype))
+
+
+def build_teacher(config: ConfigDict, net):
+    """The frozen encoder of REPA, by `config.codec`; None where its weight is 0."""
+    if bool(config.repa.weight) != bool(net.repa_features):
+        raise UserError(f"config.repa.weight is {config.repa.weight} and config.model."
+                        f"repa_features {net.repa_features}; REPA needs both above 0, and a "
+                        "network without it has both 0")
+    if not config.repa.weight:
+        return None
+    if config.repa.block > net.patch_depth:
+        raise UserError(f"config.repa.block is {config.repa.block}, but the network has "
+                        f"{net.patch_depth} patch blocks; choose one of them, counted from 1")
+    teacher = encoders.build_codec(**config.codec)
+    check_teacher(teacher, net.repa_features)
+    return teacher
 
 
 def check_model_name(config: ConfigDict) -> None:

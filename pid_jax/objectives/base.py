@@ -280,4 +280,6 @@ def make_averages(options: ConfigDict) -> tuple[ema.EmaSpec, ...]:
         return ()
     others = (ema.EmaSpec(name=name, kind=kind, **{VALUE_OF_KIND[kind]: value})
               for name, kind, value in options.others)
+    if options.decay is not None:
+        return (ema.EmaSpec(kind="constant", decay=options.decay), *others)
     return (ema.EmaSpec(rate=options.rate, iteration_shift=options.iteration_shift), *others)

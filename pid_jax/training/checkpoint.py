@@ -320,7 +320,8 @@ def weights_item(step_folder: Path, which: str | None = None) -> str:
 
 def is_converted(step_folder: Path) -> bool:
     """Whether `tools.convert_torch_weights` made it: one set of weights, described by its card."""
-    return "source" in read_json(step_folder, CARD)
+    card = read_json(step_folder, CARD)
+    return "source" in card and not card.get("training_state")
 
 
 def load_for_inference(path: str | Path, which: str | None = None,

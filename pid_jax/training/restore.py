@@ -82,7 +82,8 @@ def resume(folder: Path, config: ConfigDict, abstract: TrainState) -> tuple[Trai
     for change in config_lib.differences(saved, config, tuple(sorted(config))):
         logger.info("changed since the checkpoint: %s", change)
     logger.info("resuming from %s", folder)
-    return checkpoint.restore_state(folder, abstract)
+    state, data_state = checkpoint.restore_state(folder, abstract)
+    return state, data_state or None  # a converted training state knows no place in our data
 
 
 def initial_weights(config: ConfigDict, objective: Objective, abstract: Params) -> Params:

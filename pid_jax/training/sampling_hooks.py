@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from pid_jax import images, pictures
 from pid_jax.diffusion import degrade
 from pid_jax.evaluation import image_metrics
+from pid_jax.evaluation.scores import artefact_scores
 from pid_jax.files import atomic_write
 from pid_jax.objectives.base import Objective
 from pid_jax.parallel import multihost
@@ -71,6 +72,7 @@ class Sampler:
         if not multihost.is_writer():
             return {}
         scores = score(columns, self._objective.lq_scale)
+        scores |= artefact_scores(columns[SAMPLE], self._objective.net.patch_size)
         path = self._folder / f"{self._name(step, weights, size)}.png"
         pictures.save_png(path, pictures.grid(list(columns.values())))
         note = {"step": step, "columns": list(columns), "weights": weights, "size": size, **scores}

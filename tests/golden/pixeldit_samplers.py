@@ -29,8 +29,8 @@ def check_class_conditional(case: Case) -> None:
     network = load_network(case, "pixeldit_c2i")
     noise, y = to_nhwc(case.inputs["noise"]), case.inputs["y"]
     null = np.full_like(y, network.net.null_label)
-    velocity = guidance.guided_where_scaled(
-        lambda x, t, y: network(network.params, x, t, y).x, y, null)
+    velocity = stepwise(guidance.guided_where_scaled(
+        lambda x, t, y: network(network.params, x, t, y).x, y, null))
     for run in case.meta["variants"]:
         name, expected = run["name"], case.under(f"out/{run['name']}/")
         table = velocity_sampler.make_table(run["steps"], run["guidance"], run["shift"],
@@ -47,9 +47,23 @@ def _trajectory(velocity, noise, table, case: Case, run: dict):
     padded = None if draws is None else to_nhwc(np.concatenate([draws, draws[-1:]]))
     step_noise = None if draws is None else (lambda step: jax.numpy.asarray(padded)[step])
     sampler = "heun_exact" if run["kind"] == "heun" and run.get("exact") else run["kind"]
-    return jax.jit(lambda noise, table: velocity_sampler.sample(
-        velocity, noise, table, sampler, run.get("step_fn", "ode"), step_noise,
-        return_states=True))(noise, table)
+    with jax.disable_jit():
+        return velocity_sampler.sample(velocity, noise, table, sampler, run.get("step_fn", "ode"),
+                                       step_noise, return_states=True)
+
+
+def stepwise(velocity):
+    """The network compiled once for all runs, to be used where the solver's loop is not compiled.
+
+    That the compiled loop does the same is tested in tests/diffusion/test_velocity_sampler.py.
+    """
+    compiled = jax.jit(velocity)
+
+    def call(*arguments):
+        with jax.disable_jit(False):
+            return compiled(*arguments)
+
+    return call
 
 
 def _compare_levels(actual: np.ndarray, expected: np.ndarray, name: str) -> None:
@@ -61,14 +75,14 @@ def _compare_levels(actual: np.ndarray, expected: np.ndarray, name: str) -> None
 def check_text_to_image(case: Case) -> None:
     network, inputs = load_network(case, "pixeldit_t2i"), case.inputs
     predict = lambda x, t, text: network(network.params, x, 1000 * t, text).x
-    velocity = guidance.guided_where_scaled(predict, inputs["cond"], inputs["uncond"])
+    velocity = stepwise(guidance.guided_where_scaled(predict, inputs["cond"], inputs["uncond"]))
     for run in case.meta["variants"]:
         name, expected = run["name"], case.under(f"out/{run['name']}/")
         table = dpm_solver.make_table(run["steps"], run["shift"], min(run["steps"], 2))
         assert_close(table.times, expected["sigmas"], 1e-6, name=f"{name}/sigmas")
         guided = _within(velocity, run["cfg"], tuple(run["interval"]))
-        states = jax.jit(lambda noise, table: dpm_solver.solve(
-            guided, noise, table, return_states=True))(to_nhwc(inputs["noise"]), table)
+        with jax.disable_jit():
+            states = dpm_solver.solve(guided, to_nhwc(inputs["noise"]), table, return_states=True)
         compare(case, to_nchw(states[1:]), expected["x"], f"{name}/x")
 
 

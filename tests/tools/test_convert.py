@@ -283,7 +283,7 @@ def test_leaves_are_written_one_batch_at_a_time(tmp_path, monkeypatch):
 
     leaves = {f"block/{i}": LazyLeaf(f"block/{i}", (10, 10), np.dtype(np.float32),
                                      functools.partial(make, i)) for i in range(6)}
-    orbax_io.write_step(tmp_path / "0", leaves, "params", {"card": {"a": 1}})
+    orbax_io.write_step(tmp_path / "0", {"params": leaves}, {"card": {"a": 1}})
     assert max(most) <= 2 * (1000 // 400)
     stored = orbax_io.stored_leaves(tmp_path / "0" / "params")
     for i in range(6):

@@ -63,6 +63,9 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--which", help="ema, net or another part; default: ema where there is one")
     parser.add_argument("--dtype", choices=DTYPES, help="default: that of the source")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier conversion")
+    parser.add_argument("--training-state", action="store_true",
+                        help="also the average and the optimizer, to go on training from "
+                             "(config.resume)")
     parser.add_argument("--fresh-lq", action="store_true",
                         help="text-to-image weights start a PiD network: draw its LQ branch")
     head = parser.add_mutually_exclusive_group()
@@ -85,7 +88,7 @@ def _convert(arguments: argparse.Namespace) -> None:
     card = convert(Request(
         arguments.src, arguments.dst, arguments.model, arguments.config,
         dict(arguments.set) | changes, arguments.which, arguments.dtype, arguments.overwrite,
-        allowed))
+        allowed, arguments.training_state))
     seconds = time.monotonic() - started
     print(f"{arguments.dst}: {card['what']}, {card['parameters']:,} parameters in "
           f"{card['dtype']}, from the {card['weights']} weights of {card['source']['name']} "

@@ -17,7 +17,7 @@ from pid_jax.config import check_config, to_json
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
 from pid_jax.models import build_model, init_parameters
-from pid_jax.training.checkpoint import CARD, CONFIG, FOLDER, PARAMS
+from pid_jax.training.checkpoint import CARD, CONFIG, DATA, FOLDER, PARAMS
 from tools.convert_torch_weights import card as cards
 from tools.convert_torch_weights.assembly import LazyLeaf, assembled_leaves
 from tools.convert_torch_weights.layout import read_layout
@@ -30,6 +30,8 @@ from tools.convert_torch_weights.readers.tensors import TORCH_DTYPES
 from tools.convert_torch_weights.recognise import recognise
 from tools.convert_torch_weights.settings import (
     config_of_file, config_of_model, fitting_configs, model_options, table_of)
+from tools.convert_torch_weights.training_state import (projector_of, read_training_state,
+                                                        with_projector)
 
 DTYPES = ("float32", "bfloat16")
 
@@ -46,6 +48,7 @@ class Request:
       dtype: of the result; None for the source's own where it is one of DTYPES.
       overwrite: replace a folder that an earlier conversion made.
       allowed: keys that may start fresh or be left out.
+      training_state: also the average and the optimizer, for `config.resume`.
     """
 
     src: str
@@ -57,6 +60,7 @@ class Request:
     dtype: str | None = None
     overwrite: bool = False
     allowed: Exceptions = Exceptions()
+    training_state: bool = False
 
 
 def convert(request: Request) -> dict:
@@ -72,19 +76,25 @@ def convert(request: Request) -> dict:
     source = open_source(request.src)
     layout = read_layout(source)
     part, tensors = layout.choose(request.which)
-    config = _config(request, tensors)
+    config = _config(request, {**tensors, **projector_of(layout)} if request.training_state
+                     else tensors)
     table = table_of(config)
+    tensors = with_projector(table, layout, tensors)
     matched = match(source.path, table, tensors, request.allowed,
                     lambda: _hint(tensors))
     dtype = _dtype(request.dtype, matched.tensors)
     config.param_dtype = dtype.name
     check_config(config)
     not_finite: list[str] = []
-    leaves = _leaves(table, config, matched, dtype, not_finite)
+    step, items = 0, {PARAMS: _leaves(table, config, matched, dtype, not_finite)}
+    texts = {CONFIG: json.loads(to_json(config))}
     card = cards.make_card(config, table, source, layout, part, matched)
+    if request.training_state:
+        state = read_training_state(source, layout, table, dtype, not_finite)
+        step, items, texts = state.step, state.items, texts | {DATA: {}}
+        card |= {"training_state": True, "step": step, "averages": ["ema"]}
     with replacing(request.dst) as folder:
-        write_step(folder / FOLDER / "0", leaves, PARAMS,
-                   {CONFIG: json.loads(to_json(config)), CARD: card})
+        write_step(folder / FOLDER / str(step), items, texts | {CARD: card})
         check_finite(source.path, not_finite)
         with atomic_write(folder / cards.FILE_NAME) as file:
             json.dump(card, file, indent=2)

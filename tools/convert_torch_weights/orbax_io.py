@@ -61,26 +61,30 @@ def _batches(items: list[tuple]) -> Iterator[list[tuple]]:
     yield batch
 
 
-def write_step(folder: Path, leaves: Mapping[str, LazyLeaf], item: str,
+def write_step(folder: Path, items: Mapping[str, Mapping[str, LazyLeaf]],
                texts: Mapping[str, dict]) -> None:
     """Writes one checkpoint step.
 
     Args:
       folder: the step's folder, which must not exist.
-      leaves: parameter path ("patch_blocks/attn/qkv_x/kernel") -> leaf.
-      item: name of the item that holds them.
+      items: name of an item -> parameter path ("patch_blocks/attn/qkv_x/kernel") -> leaf.
       texts: further items, as JSON.
     """
-    tree = unflatten(leaves)
+    trees = {item: unflatten(leaves) for item, leaves in items.items()}
     registry = type_handlers.create_type_handler_registry(
         (LazyLeaf, _LazyLeafHandler()), (jax.Array, type_handlers.ArrayHandler()))
     arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
-    handlers = {item: arrays, **{name: ocp.JsonCheckpointHandler() for name in texts}}
-    save_args = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
+    handlers = {**dict.fromkeys(items, arrays),
+                **{name: ocp.JsonCheckpointHandler() for name in texts}}
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers)) as checkpointer:
         checkpointer.save(folder.absolute(), args=ocp.args.Composite(
-            **{item: ocp.args.PyTreeSave(tree, save_args=save_args)},
+            **{item: ocp.args.PyTreeSave(tree, save_args=_in_chunks(tree))
+               for item, tree in trees.items()},
             **{name: ocp.args.JsonSave(text) for name, text in texts.items()}))
+
+
+def _in_chunks(tree: dict) -> dict:
+    return jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
 
 
 def stored_leaves(item_folder: Path) -> dict[str, LazyTensor]:

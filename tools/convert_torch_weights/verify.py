@@ -10,6 +10,7 @@ from pid_jax.training.checkpoint import CARD, find_step_folder, read_json
 from tools.convert_torch_weights.export import open_checkpoint, torch_tensors
 from tools.convert_torch_weights.layout import counted, read_layout
 from tools.convert_torch_weights.readers import LazyTensor, open_source
+from tools.convert_torch_weights.training_state import with_projector
 
 
 def verify(src: str, folder: Path, which: str | None = None) -> int:
@@ -27,7 +28,8 @@ def verify(src: str, folder: Path, which: str | None = None) -> int:
     card = read_json(find_step_folder(folder), CARD)
     part, tensors = layout.choose(which or card.get("weights"))
     fresh, left_out = set(card.get("fresh", ())), set(card.get("left_out", {}).get("keys", ()))
-    ours = list(torch_tensors(*open_checkpoint(folder)))
+    table, leaves = open_checkpoint(folder)
+    tensors, ours = with_projector(table, layout, tensors), list(torch_tensors(table, leaves))
     _compare_names(tensors.keys() - left_out, {t.name for t in ours} - fresh, part, folder)
     compared = [tensor for tensor in ours if tensor.name not in fresh]
     for tensor in compared:

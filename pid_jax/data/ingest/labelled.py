@@ -1,0 +1,101 @@
+"""Pictures with a class: labels from folders or from a TFDS data set, ADM's centre crop.
+
+The label is kept as the caption `label`, the class's number as digits.
+"""
+
+import dataclasses
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from pid_jax import images
+from pid_jax.data.geometry import center_crop
+from pid_jax.data.ingest.pack import Item, Skip
+from pid_jax.errors import UserError
+
+LABEL = "label"
+
+
+def class_folders(source: Path) -> list[str]:
+    """The sub-folders of `source`, sorted by name: class k is the k-th (ImageNet's WordNet names
+    sorted give its usual numbers). UserError when there is none."""
+    if not source.is_dir():
+        raise UserError(f"the source {source} is not a folder")
+    names = sorted(entry.name for entry in source.iterdir()
+                   if entry.is_dir() and not entry.name.startswith("."))
+    if not names:
+        raise UserError(f"{source} holds no folders; --labels folders needs one for each class")
+    return names
+
+
+def with_folder_labels(items: Iterable[Item | Skip], classes: list[str]) -> Iterator[Item | Skip]:
+    """Each item with the number of its top folder as its label, its captions kept."""
+    numbers = {name: str(number) for number, name in enumerate(classes)}
+    for item in items:
+        folder = item.name.split("/")[0]
+        if isinstance(item, Skip):
+            yield item
+        elif folder not in numbers:
+            yield Skip(item.name, "it lies in no class's folder")
+        else:
+            yield dataclasses.replace(item, captions=_labelled(item, numbers[folder]))
+
+
+def _labelled(item: Item, label: str) -> Callable[[], Mapping[str, str]]:
+    return lambda: {**item.captions(), LABEL: label}
+
+
+def tfds_items(name: str, split: str, data_dir: Path | None = None) -> Iterator[Item | Skip]:
+    """Items of a prepared TFDS data set with the features `image` and `label`.
+
+    Read through its random-access data source, so TensorFlow runs nothing. The picture files are
+    taken as they are.
+    Args:
+      name: such as "imagenet2012"; the set must be prepared in the array_record format
+        (`tfds build --file_format=array_record`), nothing is downloaded.
+    Raises:
+      UserError: there is no such prepared set, or it has no labels.
+    """
+    source = _tfds_source(name, split, data_dir)
+    for number in range(len(source)):
+        yield Item(f"{split}/{number:08d}", f"{name} {split} {number}",
+                   lambda number=number: _bytes(source[number]["image"]),
+                   lambda number=number: {LABEL: str(int(source[number][LABEL]))})
+
+
+def _tfds_source(name: str, split: str, data_dir: Path | None) -> Any:
+    import tensorflow_datasets as tfds
+    try:
+        builder = tfds.builder(name, data_dir=data_dir)
+        missing = {"image", LABEL} - set(builder.info.features)
+        if not missing:
+            return builder.as_data_source(
+                split=split, decoders={"image": tfds.decode.SkipDecoding()})
+    except Exception as error:  # TFDS raises many kinds for sets that are not there or not prepared
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"the TFDS data set {name} ({split}) cannot be read: {reason}; prepare it "
+                        "with `tfds build --file_format=array_record`") from error
+    raise UserError(f"the TFDS data set {name} has no {', '.join(sorted(missing))}; labelled "
+                    "pictures need image and label")
+
+
+def _bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else bytes(value)
+
+
+# ---- centre crop --------------------------------------------------------------------------------
+
+def cropped(items: Iterable[Item | Skip], size: int) -> Iterator[Item | Skip]:
+    """Items whose pictures are PNG files of `size` x `size`, cut by `center_crop`."""
+    for item in items:
+        yield item if isinstance(item, Skip) else dataclasses.replace(
+            item, read=lambda item=item: _png(center_crop(images.decode(item.read()), size)))
+
+
+def _png(picture: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()

@@ -1,0 +1,55 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from pid_jax.data.dataset import Dataset
+from pid_jax.data.geometry import center_crop
+from pid_jax.data.ingest import __main__ as ingest
+from pid_jax.data.ingest import labelled
+from pid_jax.errors import UserError
+
+
+def write(path, width=40, height=30):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((height, width, 3), 90, np.uint8)).save(path)
+
+
+def test_folders_become_labels_and_squares(tmp_path):
+    for name in ("n02/b.png", "n02/deep/c.png", "n01/a.png"):
+        write(tmp_path / "src" / name)
+    write(tmp_path / "src" / "stray.png")
+    ingest.main(["--src", str(tmp_path / "src"), "--dst", str(tmp_path / "packed"), "--labels",
+                 "folders", "--center-crop", "16"])
+    records = {record.key: record for record in Dataset(tmp_path / "packed")}
+    assert {key: record.captions["label"] for key, record in records.items()} == {
+        "n01/a": "0", "n02/b": "1", "n02/deep/c": "1"}
+    assert {(record.width, record.height) for record in records.values()} == {(16, 16)}
+
+
+def test_a_source_without_folders_is_refused(tmp_path):
+    write(tmp_path / "a.png")
+    with pytest.raises(UserError, match="one for each class"):
+        labelled.class_folders(tmp_path)
+    with pytest.raises(UserError, match="--src is missing"):
+        ingest.main(["--dst", str(tmp_path / "packed")])
+
+
+def test_pictures_of_a_tfds_set(tmp_path, monkeypatch):
+    write(tmp_path / "one.png")
+    data = (tmp_path / "one.png").read_bytes()
+    rows = [{"image": data, "label": np.int64(7)}, {"image": data, "label": np.int64(0)}]
+    monkeypatch.setattr(labelled, "_tfds_source", lambda *arguments: rows)
+    ingest.main(["--tfds", "imagenet2012", "--dst", str(tmp_path / "packed")])
+    packed = list(Dataset(tmp_path / "packed"))
+    assert [record.captions for record in packed] == [{"label": "7"}, {"label": "0"}]
+    assert packed[0].source == "imagenet2012" and packed[0].image == data
+
+
+def test_a_tfds_set_that_is_not_prepared(tmp_path):
+    with pytest.raises(UserError, match="tfds build"):
+        next(labelled.tfds_items("no_such_set", "train", tmp_path))
+
+
+@pytest.mark.parametrize("native", [(40, 30), (300, 200), (9, 31), (16, 16)])
+def test_centre_crop_has_its_size(native):
+    assert center_crop(Image.new("RGB", native), 16).size == (16, 16)
