@@ -12,20 +12,21 @@ same command with these, in the same workdir, takes them over.
 Hardware: parameters, AdamW and three averages take 19 GB over the `fsdp` axis; the release trained
 on 8 GPUs. Expect (published, 50,000 pictures, FlowDPM, 100 steps): 80 epochs FID 2.36, 160 1.97,
 320 1.61.
-Variant `configs/pixeldit_imagenet256.py:offline`: without REPA, no teacher's weights needed.
+Variants: `:offline` needs no teacher's weights, `:debug` runs in minutes on a CPU
+(configs/README.md).
 """
 
 from ml_collections import ConfigDict
 
-from configs.common import imagenet
+from configs.common import imagenet, variants
 
 
 def get_config(variant: str = "") -> ConfigDict:
-    """The config; variants: "offline"."""
-    config = imagenet.imagenet(variant, 256)
+    """The config; variants: "offline", "debug"."""
+    config = imagenet.imagenet(256)
     config.total_steps = 1_600_000  # 320 epochs
     config.optim.clip_norm = 1.0
     config.flow.shift = 1.0
     config.sample.guidance = 2.75
     config.sample.guidance_interval = (0.1, 0.9)
-    return config
+    return variants.apply(config, variant)

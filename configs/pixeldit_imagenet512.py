@@ -9,17 +9,18 @@ Paper: PixelDiT, arXiv 2511.20645. Values: the released recipe (docs/imagenet.md
 
 Hardware: as at 256 pixels, with four times the tokens. Expect (published, 50,000 pictures,
 FlowDPM, 100 steps): FID 1.81.
-Variant `configs/pixeldit_imagenet512.py:offline`: without REPA, no teacher's weights needed.
+Variants: `:offline` needs no teacher's weights, `:debug` runs in minutes on a CPU
+(configs/README.md).
 """
 
 from ml_collections import ConfigDict
 
-from configs.common import imagenet
+from configs.common import imagenet, variants
 
 
 def get_config(variant: str = "") -> ConfigDict:
-    """The config; variants: "offline"."""
-    config = imagenet.imagenet(variant, 512)
+    """The config; variants: "offline", "debug"."""
+    config = imagenet.imagenet(512)
     config.data.path = "data/imagenet/train512"
     config.total_steps = 4_000_000
     config.optim.clip_norm = 0.5
@@ -27,4 +28,4 @@ def get_config(variant: str = "") -> ConfigDict:
     config.sample.shift = 2.0
     config.sample.guidance = 3.5
     config.sample.guidance_interval = (0.1, 1.0)
-    return config
+    return variants.apply(config, variant)

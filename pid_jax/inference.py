@@ -83,9 +83,9 @@ def load_checkpoint(path: str | Path, which: str, wanted: type[Objective]) -> Ch
                         f"average that {folder} holds")
     objective = objectives.build(read_config(folder))
     if not isinstance(objective, wanted):
-        raise UserError(f"the checkpoint {folder} is of the objective "
-                        f"{objective.config.objective!r}: draw with `python -m "
-                        f"{COMMAND_OF[objective.config.objective]}`, or name a checkpoint for this command")
+        name = objective.config.objective
+        raise UserError(f"the checkpoint {folder} is of the objective {name!r}: draw with "
+                        f"`python -m {COMMAND_OF[name]}`, or name a checkpoint for this command")
     return Checkpoint(folder, which, objective, load_weights(folder, which, objective))
 
 

@@ -4,24 +4,20 @@ from ml_collections import ConfigDict
 
 from configs.common import networks
 from pid_jax.config import base_config
-from pid_jax.errors import UserError
 
-VARIANTS = ("", "offline")
 CLASSES = ("207", "360", "387", "974", "88", "979", "417", "279")  # those of DiT's sheets
 
 
-def imagenet(variant: str, size: int, **network) -> ConfigDict:
+def imagenet(size: int, **network) -> ConfigDict:
     """XL at `size` pixels: constant learning rate, EMA 0.9999, label drop 0.1, REPA, no flips.
 
     Args:
-      variant: "" or "offline", which leaves out REPA, so that the run needs no teacher's weights.
       network: options of the network that change.
     """
-    if variant not in VARIANTS:
-        raise UserError(f"this config has no variant {variant!r}; it has 'offline'")
     config = base_config()
     config.objective = "pixeldit_c2i"
-    config.model = ConfigDict(networks.pixeldit_c2i("xl", remat="full", **network))
+    config.model = ConfigDict(networks.pixeldit_c2i("xl", remat="full", repa_features=768,
+                                                         **network))
     config.dtype = "bfloat16"
     config.data.path = "data/imagenet/train"
     config.data.image_size = size
@@ -33,10 +29,8 @@ def imagenet(variant: str, size: int, **network) -> ConfigDict:
     config.ema.decay = 0.9999
     config.ema.others = (("ema_0.9998", "constant", 0.9998), ("ema_0.9996", "constant", 0.9996))
     config.repa.block = 8
-    if variant != "offline":
-        config.repa.weight = 0.5
-        config.model.repa_features = 768
-        config.codec = ConfigDict({"name": "dinov2"})
+    config.repa.weight = 0.5
+    config.codec = ConfigDict({"name": "dinov2"})
     config.checkpoint.every = 10_000
     config.sample.every = 10_000
     config.sample.steps = 100

@@ -1,7 +1,7 @@
 """Drawing many pictures in parts: over hosts, resumable, the same whatever the division.
 
 Picture i is of class i mod classes and has the seed `seed + i`. Part k holds the pictures
-k PART .. (k + 1) PART - 1 and is drawn by host k mod hosts; a part that is there is not drawn again.
+k PART .. (k + 1) PART - 1 and is drawn by host k mod hosts; one that is there is not drawn again.
 """
 
 import dataclasses

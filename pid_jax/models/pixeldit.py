@@ -32,8 +32,9 @@ class PixelDiT(Shell):
 
     Beyond them: `repa_features` (width of the frozen features of REPA; 0: no projector in the
     parameters) and `repa_width` (of the projector's hidden layers), `dtype` (of the arithmetic),
-    `param_dtype`, `remat` ("none", "full", "attention": recompute all of a block or all but its attention in the backward pass), `attention` (the
-    injected attention, see `models.attention`) and `constrain` (see `models.placement`).
+    `param_dtype`, `remat` ("none", "full", "attention": recompute all of a block or all but its
+    attention in the backward pass), `attention` (the injected attention, see `models.attention`)
+    and `constrain` (see `models.placement`).
     """
 
     in_channels: int = 3

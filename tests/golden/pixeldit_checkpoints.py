@@ -1,4 +1,4 @@
-"""Golden cases of the family pixeldit that are checkpoint files: they convert, draw and train on."""
+"""Golden cases of the family pixeldit that are checkpoint files: they convert, draw, train on."""
 
 import tempfile
 from pathlib import Path
