@@ -29,12 +29,13 @@ def apply(config: ConfigDict, variant: str) -> ConfigDict:
 
 
 def _offline(config: ConfigDict) -> None:
+    if config.model.name == "pixeldit_c2i":
+        config.codec = ConfigDict({"name": "dct"})
+        config.repa.weight, config.model.repa_features = 0.0, 0
+        return
     config.text = ConfigDict({"name": "hashed", "width": config.text.width,
                               "length": config.text.length})
     config.distill.untrained_teacher = True
-    if config.model.name == "pixeldit_c2i":
-        config.codec, config.repa.weight, config.model.repa_features = (
-            ConfigDict({"name": "dct"}), 0.0, 0)
     if config.model.name == "pidnet":
         config.codec = ConfigDict({"name": "dct"})
         config.model.update({"lq_latent_channels": 16, "latent_spatial_down_factor": 8,
@@ -46,8 +47,6 @@ def _debug(config: ConfigDict) -> None:
                          if name in config.model})
     if config.model.name == "pidnet":
         config.model.update({"lq_hidden_dim": 32, "lq_num_res_blocks": 1})
-    config.text.update({"width": networks.TINY["txt_embed_dim"],
-                        "length": networks.TINY["txt_max_length"]})
     config.model.remat = "none"
     config.dtype = "float32"
     config.mesh.update({"data": 1, "fsdp": 1, "sequence": 1})
@@ -63,3 +62,6 @@ def _debug(config: ConfigDict) -> None:
     if config.model.name == "pixeldit_c2i":
         config.data.update({"path": "runs/digits/data", "image_size": 16, "resize": "fit"})
         config.sample.image_size = 16
+        return
+    config.text.update({"width": config.model.txt_embed_dim,
+                        "length": config.model.txt_max_length})

@@ -42,8 +42,8 @@ def frechet_distance(a: Gaussian, b: Gaussian) -> float:
     fewer samples than features do not disturb.
     """
     if a.mean.shape != b.mean.shape:
-        raise UserError(f"features of {a.mean.size} and of {b.mean.size} numbers cannot be compared; "
-                        "use reference statistics made with the same network")
+        raise UserError(f"features of {a.mean.size} and of {b.mean.size} numbers cannot be "
+                        "compared; use reference statistics made with the same network")
     roots = _symmetric_root(a.covariance) @ _symmetric_root(b.covariance)
     overlap = np.linalg.svd(roots, compute_uv=False).sum()
     difference = a.mean - b.mean
