@@ -46,7 +46,7 @@ def test_a_batch_of_one_draws_the_same(run, tmp_path):
     (["--prompts", "a", "--seed", "-1"], "seed -1 is out of range"),
     (["--prompts_file", "{}/empty.txt"], "holds no prompt"),
     (["--prompts_file", "{}/missing.txt"], "missing.txt cannot be read"),
-    ([], "one of the arguments --prompts --prompts_file is required"),
+    ([], "one of the arguments --prompts --classes --prompts_file is required"),
 ])
 def test_bad_input_is_one_sentence_and_writes_nothing(run, tmp_path, capsys, arguments, words):
     (tmp_path / "empty.txt").write_text("# nothing\n")

@@ -13,6 +13,7 @@ from tools.convert_torch_weights.inspection import inspect
 from tools.convert_torch_weights.layout import counted
 from tools.convert_torch_weights.mappings import convertible_networks
 from tools.convert_torch_weights.matching import AUX_HEAD, LQ, Exceptions
+from tools.convert_torch_weights.plain import rewrite
 from tools.convert_torch_weights.verify import verify
 
 
@@ -42,11 +43,12 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m tools.convert_torch_weights",
                      description="PyTorch weights in and out of this project; see docs/convert.md.")
-    commands = parser.add_subparsers(required=True, metavar="{convert,inspect,verify,export}")
+    commands = parser.add_subparsers(required=True, metavar="{convert,inspect,verify,export,tensors}")
     _add_convert(commands.add_parser("convert", help="PyTorch weights to a checkpoint folder"))
     _add_inspect(commands.add_parser("inspect", help="what is in a weight file or checkpoint"))
     _add_verify(commands.add_parser("verify", help="compare a source with a converted folder"))
     _add_export(commands.add_parser("export", help="a checkpoint back to a PyTorch file"))
+    _add_tensors(commands.add_parser("tensors", help="a PyTorch file as plain .safetensors"))
     return parser
 
 
@@ -149,4 +151,16 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 def _export(arguments: argparse.Namespace) -> None:
     count = export(arguments.folder, arguments.dst, arguments.prefix, arguments.which,
                    arguments.overwrite)
+    print(f"{arguments.dst}: {counted(count)}, {arguments.dst.stat().st_size:,} bytes")
+
+
+def _add_tensors(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_tensors)
+    parser.add_argument("--src", required=True, help="weight file, such as FID's Inception")
+    parser.add_argument("--dst", required=True, type=Path, help=".safetensors file to make")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file")
+
+
+def _tensors(arguments: argparse.Namespace) -> None:
+    count = rewrite(arguments.src, arguments.dst, arguments.overwrite)
     print(f"{arguments.dst}: {counted(count)}, {arguments.dst.stat().st_size:,} bytes")

@@ -1,0 +1,59 @@
+import json
+
+import numpy as np
+import pytest
+
+from pid_jax import generate
+from pid_jax.class_inference import ClassGenerator, parse_classes
+from pid_jax.data import command
+from pid_jax.errors import UserError
+from tests import drawing
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return drawing.write_checkpoint(tmp_path_factory.mktemp("classes"), "pixeldit_c2i")
+
+
+@pytest.fixture(scope="module")
+def generator(checkpoint):
+    return ClassGenerator.from_checkpoint(checkpoint)
+
+
+def test_classes_become_pictures_with_notes(checkpoint, tmp_path):
+    assert command.run(generate.main, [
+        "--checkpoint", str(checkpoint), "--out", str(tmp_path), "--classes", "0-1,2", "--seed",
+        "5", "--size", "16x16"]) == 0
+    note = json.loads((tmp_path / "002.json").read_text())
+    assert (note["class"], note["seed"], note["size"]) == (2, 7, [16, 16])
+    assert note["sampler"] == "flowdpm" and note["guidance_interval"] == [0.0, 1.0]
+    assert json.loads((tmp_path / "grid.json").read_text())["rows"] == ["0", "1", "2"]
+
+
+def test_a_picture_depends_on_its_class_and_seed_only(generator):
+    together = generator.generate([1, 0, 1], (16, 16), seed=[4, 5, 6])
+    alone = generator.generate([2, 2, 1], (16, 16), seed=[1, 2, 6])
+    np.testing.assert_allclose(together[2], alone[2], atol=1e-5)
+    assert np.abs(together[0] - together[2]).max() > 1e-3
+
+
+def test_weights_by_name(checkpoint, generator):
+    net = ClassGenerator.from_checkpoint(checkpoint, "net")
+    assert not np.allclose(net.generate([0], (16, 16)), generator.generate([0], (16, 16)))
+    with pytest.raises(UserError, match="weights 'other' are unknown"):
+        ClassGenerator.from_checkpoint(checkpoint, "other")
+
+
+@pytest.mark.parametrize("labels, options, words", [
+    ([4], {}, "class 4 is none"), ([0], {"size": (17, 16)}, "does not divide 17"),
+    ([0], {"steps": 0}, "1 to 10000 steps"), ([0], {"seed": -1}, "seed -1")])
+def test_bad_requests_are_refused(generator, labels, options, words):
+    with pytest.raises(UserError, match=words):
+        generator.generate(labels, **options)
+
+
+def test_classes_on_the_command_line():
+    assert parse_classes("0-2, 7,7") == [0, 1, 2, 7, 7]
+    for text in ("cat", "3-1", "1,,2", "-1"):
+        with pytest.raises(UserError, match="names no classes"):
+            parse_classes(text)
