@@ -1,6 +1,7 @@
 """Torch distributed checkpoint folders: a `.metadata` index and `*.distcp` data files."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 
 from tools.convert_torch_weights.readers.pickle_subset import Call
 from tools.convert_torch_weights.readers.tensors import (
-    TORCH_DTYPES, LazyTensor, Source, Unreadable)
+    TORCH_DTYPES, LazyTensor, Source, Unreadable, is_plain_name, shown)
 from tools.convert_torch_weights.readers.torch_file import read_zip
 from tools.convert_torch_weights.readers.torch_objects import read_program
 
@@ -26,6 +27,8 @@ class _Chunk:
     def read(self) -> np.ndarray:
         with open(self.file, "rb") as file:
             tensors, _ = read_zip(self.file, file, self.start, self.length)
+        if list(tensors) != [""]:
+            raise Unreadable(self.file, f"the bytes from {self.start} on hold not one tensor")
         return tensors[""].read()
 
     @property
@@ -78,8 +81,9 @@ def _places(folder: Path, storage_data: dict) -> dict[tuple, tuple[Path, int, in
         name, start, length = (stored[k] for k in ("relative_path", "offset", "length"))
         if stored.get("transform_descriptors"):
             raise Unreadable(folder, "its data is compressed; save it again without", where["fqn"])
-        if Path(name).name != name:
-            raise Unreadable(folder, f"it names the file {name!r}, which is outside the folder")
+        if not is_plain_name(name):
+            raise Unreadable(folder, f"it names the file '{shown(name)}', which is outside the "
+                             "folder")
         places[where["fqn"], where.get("offset")] = (folder / name, start, length)
     return places
 
@@ -92,7 +96,8 @@ def _tensor(folder: Path, name: str, entry: dict, places: dict) -> LazyTensor:
         fields = _fields(folder, chunk)
         file, start, length = places[name, fields["offsets"]]
         _check_inside(folder, name, file, start, length)
-        chunks.append(_Chunk(file, start, length, fields["offsets"], fields["sizes"]))
+        chunks.append(_Chunk(file, start, length, tuple(fields["offsets"]),
+                             tuple(fields["sizes"])))
     _check_tiling(folder, name, shape, chunks)
     return LazyTensor(name, dtype, shape, lambda: _assemble(folder, name, dtype, shape, chunks))
 
@@ -108,17 +113,21 @@ def _check_inside(folder: Path, name: str, file: Path, start: int, length: int) 
     if not file.is_file():
         raise Unreadable(folder, f"the data file {file.name} is missing", name)
     size = file.stat().st_size
-    if min(start, length) < 0 or start + length > size:
+    if not _are_sizes((start, length)) or start + length > size:
         raise Unreadable(folder, f"the data file {file.name} is cut short: it has {size} bytes and "
                          f"this tensor ends at byte {start + length}", name)
 
 
 def _check_tiling(folder: Path, name: str, shape: tuple[int, ...], chunks: list[_Chunk]) -> None:
-    inside = all(0 <= at and at + n <= whole for chunk in chunks
-                 for at, n, whole in zip(chunk.corner, chunk.shape, shape, strict=True))
-    count = sum(int(np.prod(chunk.shape)) for chunk in chunks)
-    if not inside or count != int(np.prod(shape)):
+    sound = _are_sizes(shape) and all(_are_sizes(chunk.corner + chunk.shape) for chunk in chunks)
+    inside = sound and all(at + n <= whole for chunk in chunks
+                           for at, n, whole in zip(chunk.corner, chunk.shape, shape, strict=True))
+    if not inside or sum(math.prod(chunk.shape) for chunk in chunks) != math.prod(shape):
         raise Unreadable(folder, f"its pieces do not make up shape {list(shape)}", name)
+
+
+def _are_sizes(numbers: tuple) -> bool:
+    return all(type(number) is int and number >= 0 for number in numbers)
 
 
 def _assemble(folder: Path, name: str, dtype: np.dtype, shape: tuple[int, ...],

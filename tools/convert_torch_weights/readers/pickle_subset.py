@@ -12,7 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 MAX_CHUNK = 64 << 20
+MAX_OPERATIONS = 10_000_000
+MAX_COPIED = 64 << 20  # items and characters that calls may copy, all together
 _MARK = object()
+_FAULTS = (IndexError, KeyError, TypeError, ValueError, AttributeError, OverflowError,
+           RecursionError)
+_PLAIN = (str, int, float, bool, bytes, type(None))
 
 
 class BadPickle(Exception):
@@ -78,15 +83,28 @@ def run(file: IO[bytes], construct: Callable[[Call], Any]) -> Program:
       BadPickle: damaged stream, or an opcode outside the subset.
     """
     machine = _Machine(construct)
-    for name, argument, position in _operations(file):
+    for count, (name, argument, position) in enumerate(_operations(file)):
+        if count >= MAX_OPERATIONS:
+            raise BadPickle(f"its pickle has more than {MAX_OPERATIONS:,} instructions")
         step = getattr(machine, f"op_{name}", None)
         if step is None:
             raise BadPickle(f"it holds the instruction {name}, which weight files do not use")
         try:
             step(argument, position)
-        except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except _FAULTS as error:
             raise BadPickle(f"its pickle is damaged at byte {position} ({name})") from error
     return Program(machine.value, machine.names)
+
+
+def key_of(value: Any) -> Any:
+    """`value`, if it may be a key of a dict: plain, a record, or a flat tuple of such.
+
+    A key that is nested deeply enough would end the process when it is hashed.
+    """
+    flat = value if type(value) is tuple else (value,)
+    if not all(type(item) in _PLAIN or isinstance(item, Name | Call) for item in flat):
+        raise TypeError("no key")
+    return value
 
 
 def _operations(file: IO[bytes]) -> Iterator[tuple[str, Any, int]]:
@@ -104,6 +122,7 @@ class _Machine:
         self._construct = construct
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
+        self._copied = 0
         self.names: list[Name] = []
         self.value: Any = None
 
@@ -217,9 +236,12 @@ class _Machine:
             raise TypeError("not a list")
 
     def _set_items(self, target, items: list[Any]) -> None:
-        pairs = zip(items[::2], items[1::2], strict=True)
+        pairs = list(zip(items[::2], items[1::2], strict=True))
         if isinstance(target, dict):
-            target.update(pairs)
+            for key, value in pairs:
+                if key_of(key) in target:
+                    raise BadPickle(f"its pickle names {str(key)[:80]!r} twice in one table")
+                target[key] = value
         elif not isinstance(target, Call):
             raise TypeError("not a dict")
 
@@ -249,12 +271,21 @@ class _Machine:
 
     def op_REDUCE(self, argument, position):
         arguments, function = self._stack.pop(), self._stack.pop()
+        self._pay(arguments)
         self._stack.append(self._construct(Call(function, tuple(arguments))))
 
     op_NEWOBJ = op_REDUCE
 
+    def _pay(self, arguments) -> None:
+        """A short stream may pass one long list to many calls, each of which copies it."""
+        self._copied += len(arguments) + sum(len(item) for item in arguments
+                                             if isinstance(item, str | bytes | list | tuple | dict))
+        if self._copied > MAX_COPIED:
+            raise BadPickle("its pickle copies the same data again and again")
+
     def op_NEWOBJ_EX(self, argument, position):
         keywords, arguments, function = (self._stack.pop() for _ in range(3))
+        self._pay(arguments)
         self._stack.append(self._construct(Call(function, (*arguments, keywords))))
 
     def op_BUILD(self, argument, position):

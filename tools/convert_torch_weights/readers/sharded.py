@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
-from tools.convert_torch_weights.readers.safetensors_file import open_safetensors
-from tools.convert_torch_weights.readers.tensors import Source, Unreadable
+from tools.convert_torch_weights.readers.safetensors_file import (
+    MAX_HEADER, no_doubles, open_safetensors)
+from tools.convert_torch_weights.readers.tensors import Source, Unreadable, is_plain_name, shown
 from tools.convert_torch_weights.readers.torch_file import open_torch_file
 
 
@@ -21,13 +22,19 @@ def open_sharded(index: Path) -> Source:
         if tensor not in parts[part].tensors:
             raise Unreadable(index, f"the part {part} does not hold it", tensor)
     tensors = {tensor: parts[part].tensors[tensor] for tensor, part in places.items()}
+    if extra := [f"'{shown(name)}' of {part}" for part, source in parts.items()
+                 for name in source.tensors if places.get(name) != part]:
+        raise Unreadable(index, f"it does not list {', '.join(extra)}")
     files = (index, *(source.path for source in parts.values()))
     return Source(index, f"{len(parts)} parts with an index", tensors, {}, files)
 
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        if index.stat().st_size > MAX_HEADER:
+            raise ValueError("too long")
+        text = index.read_text(encoding="utf-8")
+        places = json.loads(text, object_pairs_hook=no_doubles)["weight_map"]
         if places and all(type(place) is str for place in places.values()):
             return places
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -36,9 +43,9 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _open_part(index: Path, name: str) -> Source:
+    if not is_plain_name(name):
+        raise Unreadable(index, f"it names the part '{shown(name)}', which is outside the folder")
     path = index.parent / name
-    if Path(name).name != name:
-        raise Unreadable(index, f"it names the part {name!r}, which is outside the folder")
     if not path.is_file():
         raise Unreadable(index, f"the part {name} is missing")
     return open_safetensors(path) if path.suffix == ".safetensors" else open_torch_file(path)

@@ -52,11 +52,26 @@ class Source:
     files: tuple[Path, ...]
 
 
+MAX_SHOWN = 200
+
+
+def shown(text: str) -> str:
+    """Text out of a file as it may stand in a message: on one line, printable and not too long."""
+    cut = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    return cut if cut.isprintable() else ascii(cut)[1:-1]
+
+
+def is_plain_name(name: object) -> bool:
+    """Whether a name that a file gives is that of a file beside it."""
+    return (isinstance(name, str) and Path(name).name == name and name not in ("", "..")
+            and name.isprintable() and len(name.encode()) <= 255)
+
+
 class Unreadable(UserError):
     """A weight file that is refused: a sentence with the file, the key (if any) and the reason."""
 
     def __init__(self, path: Path, reason: str, key: str | None = None):
-        where = f"{path}, key {key!r}" if key else f"{path}"
+        where = f"{path}, key '{shown(key)}'" if key else f"{path}"
         super().__init__(f"cannot read {where}: {reason}")
 
 

@@ -5,12 +5,14 @@ import zipfile
 from pathlib import Path
 from typing import IO
 
-from tools.convert_torch_weights.readers.tensors import LazyTensor, Region, Source, Unreadable
+from tools.convert_torch_weights.readers.tensors import (
+    LazyTensor, Region, Source, Unreadable, shown)
 from tools.convert_torch_weights.readers.torch_objects import (
     StorageRef, TensorRef, contents, lazy_tensors, read_program)
 
-MAX_PICKLE = 1 << 30
+MAX_PICKLE = 256 << 20
 _LOCAL_HEADER = 30
+_ENCRYPTED = 0x1
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _ZIP_FAULTS = (zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError)
 
@@ -87,8 +89,10 @@ class _Archive:
             raise Unreadable(path, "the archive is cut short or damaged (its list of members at "
                              "the end is missing)") from error
         self._members = {info.filename: info for info in members}
+        if len(self._members) != len(members):
+            raise Unreadable(path, "two members of the archive have the same name")
         roots = [name.removesuffix("data.pkl") for name in self._members
-                 if name.endswith("data.pkl") and name.count("/") <= 1]
+                 if name.rpartition("/")[2] == "data.pkl" and name.count("/") <= 1]
         if len(roots) != 1:
             raise Unreadable(path, "the zip archive holds no data.pkl, so torch did not write it")
         self._root = roots[0]
@@ -101,8 +105,11 @@ class _Archive:
         names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
         offset = info.header_offset + _LOCAL_HEADER + names
         inside = info.header_offset >= 0 and offset + info.file_size <= self._length
-        if not inside or header[:4] != b"PK\x03\x04" or info.compress_type != zipfile.ZIP_STORED:
-            raise Unreadable(self._path, f"the archive member {name!r} is damaged or compressed")
+        plain = (info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & _ENCRYPTED
+                 and info.compress_size == info.file_size)
+        if not inside or header[:4] != b"PK\x03\x04" or not plain:
+            raise Unreadable(self._path, f"the archive member '{shown(name)}' is damaged, "
+                             "compressed or encrypted")
         return Region(self._path, self._start + offset, info.file_size)
 
     def bytes_of(self, name: str, missing: bytes = b"") -> bytes:
@@ -142,8 +149,8 @@ def _legacy_regions(path: Path, file: IO[bytes], keys, storages) -> dict[str, Re
     offset, end = file.tell(), file.seek(0, io.SEEK_END)
     regions = {}
     for key in keys:
-        if key not in storages:
-            raise Unreadable(path, f"it stores data {key!r} that no tensor uses")
+        if not isinstance(key, str) or key not in storages:
+            raise Unreadable(path, "it stores data that no tensor uses")
         file.seek(offset)
         count = int.from_bytes(file.read(8), "little")
         nbytes = count * storages[key].dtype.itemsize

@@ -14,7 +14,7 @@ import numpy as np
 from tools.convert_torch_weights.readers import pickle_subset
 from tools.convert_torch_weights.readers.pickle_subset import Call, Name, Persistent
 from tools.convert_torch_weights.readers.tensors import (
-    TORCH_DTYPES, TORCH_STORAGES, LazyTensor, Region, Unreadable)
+    TORCH_DTYPES, TORCH_STORAGES, LazyTensor, Region, Unreadable, shown)
 
 MAX_DEPTH = 64
 MAX_ENTRIES = 500_000
@@ -47,18 +47,19 @@ def _storage(reference: Persistent) -> StorageRef:
     first = view[0][1] if view and view[0] else 0
     if kind != "storage" or not isinstance(key, str):
         raise TypeError("not a storage")
-    return StorageRef(dtype, key, count, first)
+    return StorageRef(dtype, key, *_ints((count, first)))
 
 
 def _tensor(storage, first, shape, strides, *rest) -> TensorRef:
     stored = _storage(storage)
-    return TensorRef(stored, stored.dtype, first + stored.first, _ints(shape), _ints(strides))
+    return TensorRef(stored, stored.dtype, sum(_ints((first, stored.first))), _ints(shape),
+                     _ints(strides))
 
 
 def _typed_tensor(storage, first, shape, strides, gradient, hooks, dtype, *rest) -> TensorRef:
     stored = _storage(storage)
     kind = _known(TORCH_DTYPES, dtype)
-    return TensorRef(stored, kind, first, _ints(shape), _ints(strides))
+    return TensorRef(stored, kind, *_ints((first,)), _ints(shape), _ints(strides))
 
 
 def _known(table: dict[str, np.dtype], name: Name) -> np.dtype:
@@ -70,8 +71,8 @@ def _known(table: dict[str, np.dtype], name: Name) -> np.dtype:
 
 
 def _ints(values) -> tuple[int, ...]:
-    if not all(type(value) is int for value in values):
-        raise TypeError("sizes must be integers")
+    if not all(type(value) is int and abs(value) < 1 << 63 for value in values):
+        raise TypeError("sizes must be 64-bit integers")
     return tuple(values)
 
 
@@ -90,7 +91,8 @@ def _text(text: str, encoding: str = "latin1") -> bytes:
 
 
 def _dict(items=(), *rest) -> dict:
-    return dict(items)
+    pairs = items.items() if isinstance(items, dict) else items
+    return {pickle_subset.key_of(key): value for key, value in pairs}
 
 
 def _empty(*rest) -> dict:
@@ -170,9 +172,9 @@ def read_program(path: Path, file: IO[bytes]) -> Any:
     for name in program.names:
         if name.text not in MEANINGS and name.text not in INERT:
             raise Unreadable(
-                path, f"it asks (at pickle byte {name.position}) to run {name.text}, which is no "
-                "part of a weight file; nothing was run; get the weights as .safetensors from a "
-                "source you trust", _place_of(path, name, program.value))
+                path, f"it asks (at pickle byte {name.position}) to run {shown(name.text)}, which "
+                "is no part of a weight file; nothing was run; get the weights as .safetensors "
+                "from a source you trust", _place_of(path, name, program.value))
     return program.value
 
 
@@ -209,7 +211,12 @@ def contents(path: Path, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _children(name: str, container: dict | list | tuple) -> Iterator[tuple[str, Any]]:
     items = container.items() if isinstance(container, dict) else enumerate(container)
-    return ((f"{name}.{key}" if name else str(key), item) for key, item in items)
+    return ((f"{name}.{_key_text(key)}" if name else _key_text(key), item) for key, item in items)
+
+
+def _key_text(key: Any) -> str:
+    """A dict's key as a part of a name."""
+    return key if isinstance(key, str) else describe(key)
 
 
 def lazy_tensors(path: Path, value: Any, locate: Callable[[StorageRef], Region]
@@ -225,6 +232,8 @@ def lazy_tensors(path: Path, value: Any, locate: Callable[[StorageRef], Region]
     """
     tensors, other = {}, {}
     for name, item in contents(path, value):
+        if name in tensors or name in other:
+            raise Unreadable(path, "two of its entries have this name", name)
         if isinstance(item, TensorRef):
             tensors[name] = _lazy(path, name, item, locate)
         else:
@@ -251,4 +260,8 @@ def describe(item: Any) -> str:
         return f"object {getattr(item.function, 'text', '?')}"
     if isinstance(item, Name):
         return item.text
-    return repr(item)[:60]
+    if isinstance(item, int) and item.bit_length() > 64:
+        return f"a number of {item.bit_length()} bits"
+    if isinstance(item, str | bytes | int | float | None):
+        return repr(item[:60] if isinstance(item, str | bytes) else item)
+    return f"object {type(item).__name__}"
