@@ -3,6 +3,7 @@
 import functools
 import gc
 import json
+import os
 import weakref
 
 import jax
@@ -238,6 +239,51 @@ def test_an_old_folder_outlives_a_failed_overwrite(tmp_path):
     assert verify(str(src), tmp_path / "out") == len(state_dict("t2i"))
 
 
+def test_an_overwrite_takes_nothing_else_along(tmp_path):
+    src = forge.save(tmp_path / "src.pth", state_dict("t2i"))
+    convert(request(tmp_path, "t2i", src))
+    inside = forge.save(tmp_path / "out" / "src.pth", state_dict("t2i"))
+    for source in (src, inside):
+        with pytest.raises(UserError, match=r"holds what no conversion wrote \(src.pth\)"):
+            convert(request(tmp_path, "t2i", source, overwrite=True))
+    inside.unlink()
+    (tmp_path / "out" / "checkpoints" / "500").mkdir()
+    with pytest.raises(UserError, match=r"\(checkpoints/500\)"):
+        convert(request(tmp_path, "t2i", src, overwrite=True))
+
+
+def test_a_destination_behind_a_link(tmp_path):
+    src = forge.save(tmp_path / "src.pth", state_dict("t2i"))
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    convert(request(tmp_path, "t2i", src, dst=tmp_path / "link"))
+    convert(request(tmp_path, "t2i", src, dst=tmp_path / "link", overwrite=True))
+    assert (tmp_path / "link").is_symlink() and read_card(tmp_path / "real")
+
+
+def test_parents_of_a_failed_destination_are_not_left(tmp_path):
+    bad = forge.save(tmp_path / "bad.pth", {
+        k: v * np.float32(np.nan) for k, v in state_dict("t2i").items()})
+    with pytest.raises(UserError, match="not finite"):
+        convert(request(tmp_path, "t2i", bad, dst=tmp_path / "a" / "b" / "out"))
+    assert names(tmp_path) == ["bad.pth", "t2i.json"]
+
+
+def test_what_stood_there_comes_back_when_the_swap_fails(tmp_path, monkeypatch):
+    src = forge.save(tmp_path / "src.pth", state_dict("t2i"))
+    convert(request(tmp_path, "t2i", src))
+    replace = os.replace
+
+    def fail_once(first, second):
+        if str(first).endswith("new"):
+            raise OSError("no space")
+        replace(first, second)
+
+    monkeypatch.setattr(os, "replace", fail_once)
+    with pytest.raises(OSError, match="no space"):
+        convert(request(tmp_path, "t2i", src, overwrite=True))
+    assert names(tmp_path) == ["out", "src.pth", "t2i.json"] and read_card(tmp_path / "out")
+
+
 def test_verify_names_the_first_difference(tmp_path):
     src = forge.save(tmp_path / "src.pth", state_dict("t2i"))
     convert(request(tmp_path, "t2i", src))
@@ -261,6 +307,21 @@ def test_export_refusals(tmp_path):
         export(tmp_path / "out", src)
     with pytest.raises(UserError, match="holds no 'ema'"):
         export(tmp_path / "out", tmp_path / "x.pth", which="ema")
+    assert not (tmp_path / "x.pth").exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "removed", "no index"])
+def test_a_damaged_checkpoint_is_not_exported(tmp_path, damage):
+    src = forge.save(tmp_path / "src.pth", state_dict("t2i"))
+    convert(request(tmp_path, "t2i", src))
+    params = tmp_path / "out" / "checkpoints" / "0" / "params"
+    for file in [p for p in params.rglob("*") if p.is_file()]:
+        if (damage == "no index") == (file.name in ("_METADATA", "manifest.ocdbt")):
+            file.write_bytes(file.read_bytes()[:9]) if damage == "cut" else file.unlink()
+    for command in (lambda: export(tmp_path / "out", tmp_path / "x.pth"),
+                    lambda: verify(str(src), tmp_path / "out")):
+        with pytest.raises(UserError, match="damaged"):
+            command()
     assert not (tmp_path / "x.pth").exists()
 
 

@@ -70,7 +70,8 @@ def training_run() -> tuple[dict, dict[str, torch.Tensor]]:
                for key, value in net.state_dict().items()}
     state = optimizer.state_dict()
     run = {"epoch": 3, "global_step": 40, "pytorch-lightning_version": "2.5.0",
-           "state_dict": collections.OrderedDict(weights), "loops": {"fit_loop": {"state_dict": {}}},
+           "state_dict": collections.OrderedDict(weights),
+           "loops": {"fit_loop": {"state_dict": {}}},
            "optimizer_states": [state], "lr_schedulers": [schedule.state_dict()],
            "rng_state": torch.get_rng_state(), "hyper_parameters": {"folder": Path("runs/a")}}
     moments = {f"optimizer_states.0.state.{i}.{name}": value for i, entry in state["state"].items()

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -72,13 +71,14 @@ def convert(request: Request) -> dict:
       UserError: unreadable source, weights that are not the network of the config, values that are
         not finite, a destination that exists.
     """
-    refuse_destination(request.dst, request.overwrite)
+    dst = request.dst.resolve()
+    refuse_destination(dst, request.overwrite)
     source = open_source(request.src)
     layout = read_layout(source)
     part, tensors = layout.choose(request.which)
     config = _config(request, {**tensors, **projector_of(layout)} if request.training_state
                      else tensors)
-    table = table_of(config)
+    table = _table(request.src, config)
     tensors = with_projector(table, layout, tensors)
     matched = match(source.path, table, tensors, request.allowed,
                     lambda: _hint(tensors))
@@ -93,7 +93,7 @@ def convert(request: Request) -> dict:
         state = read_training_state(source, layout, table, dtype, not_finite)
         step, items, texts = state.step, state.items, texts | {DATA: {}}
         card |= {"training_state": True, "step": step, "averages": ["ema"]}
-    with replacing(request.dst) as folder:
+    with replacing(dst) as folder:
         write_step(folder / FOLDER / str(step), items, texts | {CARD: card})
         check_finite(source.path, not_finite)
         with atomic_write(folder / cards.FILE_NAME) as file:
@@ -106,6 +106,16 @@ def _config(request: Request, tensors: Mapping[str, LazyTensor]) -> ConfigDict:
         return config_of_file(request.config, request.changes)
     shapes = {key: tensor.shape for key, tensor in tensors.items()}
     return config_of_model(request.src, request.model, shapes, request.changes)
+
+
+def _table(src: str, config: ConfigDict) -> Table:
+    """The table of the config's network. Sizes that a forged file claims need not make one."""
+    try:
+        return table_of(config)
+    except (UserError, ArithmeticError, TypeError, ValueError) as error:
+        raise UserError(f"{src}: the network of the config, whose options may come from the shapes "
+                        f"of the weights, cannot be built: {' '.join(str(error).split())}"
+                        ) from error
 
 
 def _hint(tensors: Mapping[str, LazyTensor]) -> str:
@@ -147,22 +157,43 @@ def refuse_destination(dst: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise UserError(f"{dst} exists; choose another --dst, or add --overwrite to replace it")
-    if cards.read_card(dst) is None:
+    card = cards.read_card(dst)
+    if card is None:
         raise UserError(f"{dst} was not made by a conversion (it has no {cards.FILE_NAME}), so it "
                         "is not overwritten; remove it yourself or choose another --dst")
+    if foreign := sorted({*dst.iterdir(), *(dst / FOLDER).glob("*")}
+                         - {dst / cards.FILE_NAME, dst / FOLDER, dst / FOLDER / str(card.get("step"))}):
+        raise UserError(f"{dst} holds what no conversion wrote ({foreign[0].relative_to(dst)}), so "
+                        "it is not overwritten; move that away or choose another --dst")
 
 
 @contextlib.contextmanager
 def replacing(dst: Path) -> Iterator[Path]:
     """A new folder beside `dst` that takes its place on success and is removed on failure."""
-    dst = dst.absolute()
+    made = [folder for folder in dst.parents if not folder.exists()]
     dst.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{dst.name}.", suffix=".part", dir=dst.parent,
-                                     ignore_cleanup_errors=True) as work:
-        new, old = Path(work) / "new", Path(work) / "old"
-        new.mkdir()
-        yield new
-        if dst.exists():
-            os.replace(dst, old)
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{dst.name}.", suffix=".part", dir=dst.parent,
+                                         ignore_cleanup_errors=True) as work:
+            new = Path(work) / "new"
+            new.mkdir()
+            yield new
+            _swap(new, dst, Path(work) / "old")
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for folder in made:
+                folder.rmdir()
+        raise
+
+
+def _swap(new: Path, dst: Path, old: Path) -> None:
+    """`new` takes the place of `dst`, which goes to `old`; should that fail, it comes back."""
+    if not dst.exists():
         os.replace(new, dst)
-        shutil.rmtree(old, ignore_errors=True)
+        return
+    os.replace(dst, old)
+    try:
+        os.replace(new, dst)
+    except OSError:
+        os.replace(old, dst)
+        raise

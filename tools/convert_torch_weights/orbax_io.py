@@ -1,6 +1,7 @@
 """Orbax folders written and read one parameter at a time, so that no whole copy is in memory."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import type_handlers
 
+from pid_jax.errors import UserError
 from tools.convert_torch_weights.assembly import LazyLeaf
 from tools.convert_torch_weights.mappings.engine import flatten, unflatten
 from tools.convert_torch_weights.readers import LazyTensor
@@ -88,9 +90,13 @@ def _in_chunks(tree: dict) -> dict:
 
 
 def stored_leaves(item_folder: Path) -> dict[str, LazyTensor]:
-    """Parameter path -> leaf of an item such as `checkpoints/0/params`; numbers stay on disk."""
+    """Parameter path -> leaf of an item such as `checkpoints/0/params`; numbers stay on disk.
+
+    Raises UserError when the item is damaged, now or when a leaf is read.
+    """
     item_folder = item_folder.absolute()
-    tree = ocp.StandardCheckpointHandler().metadata(item_folder).tree
+    with _damage(item_folder):
+        tree = ocp.StandardCheckpointHandler().metadata(item_folder).tree
     handler = ocp.PyTreeCheckpointHandler()
     return {path: LazyTensor(path, np.dtype(leaf.dtype), tuple(leaf.shape),
                              lambda path=path: _restore(handler, item_folder, path))
@@ -100,6 +106,18 @@ def stored_leaves(item_folder: Path) -> dict[str, LazyTensor]:
 def _restore(handler: ocp.PyTreeCheckpointHandler, folder: Path, path: str) -> np.ndarray:
     wanted: dict[str, Any] = unflatten({path: 0})
     as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
-    restored = handler.restore(folder, args=ocp.args.PyTreeRestore(
-        item=wanted, restore_args=as_numpy, partial_restore=True))
+    with _damage(folder):
+        restored = handler.restore(folder, args=ocp.args.PyTreeRestore(
+            item=wanted, restore_args=as_numpy, partial_restore=True))
     return dict(flatten(restored))[path]
+
+
+@contextlib.contextmanager
+def _damage(folder: Path) -> Iterator[None]:
+    """What Orbax raises about missing or altered files, as one sentence."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"the checkpoint {folder} is damaged: {reason}; make it again or take "
+                        "another") from error

@@ -14,6 +14,7 @@ from pid_jax.models import build_model
 from tools.convert_torch_weights import licences
 from tools.convert_torch_weights.mappings.engine import Rule
 
+MAX_BLOCKS = 256
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -69,9 +70,13 @@ class Findings:
                 self.add(row.option, row.value(shape), f"{row.words} of {row.key} {list(shape)}")
 
     def count(self, pattern: str) -> int:
-        """How many different numbers stand for `{i}` in the names that start like `pattern`."""
+        """How many different numbers stand for `{i}` in the names that start like `pattern`.
+
+        At most MAX_BLOCKS, so that a forged file cannot have an endless network built.
+        """
         head = re.compile(re.escape(pattern).replace(r"\{i\}", r"(\d+)"))
-        return len({match[1] for name in self.shapes if (match := head.match(name))})
+        numbers = {match[1] for name in self.shapes if (match := head.match(name))}
+        return min(len(numbers), MAX_BLOCKS)
 
     def add_count(self, option: str, pattern: str) -> None:
         self.add(option, self.count(pattern), f"number of {pattern}")

@@ -94,7 +94,8 @@ def _derive_branches(found: Findings) -> None:
 
 def _complete(options: ConfigDict, shapes: Shapes) -> None:
     """Channels of the latent before unpatchifying and folding, from those of the first layer."""
-    if "lq_latent_channels" not in options and releases.STEM in shapes:
+    if ("lq_latent_channels" not in options and "patch_size" in options
+            and releases.STEM in shapes):
         cell = options.latent_spatial_down_factor // options.lq_latent_unpatchify_factor
         fold = max(1, options.patch_size // (options.sr_scale * cell))
         unpatchify = options.lq_latent_unpatchify_factor

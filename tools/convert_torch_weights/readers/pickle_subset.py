@@ -13,10 +13,12 @@ from typing import IO, Any
 
 MAX_CHUNK = 64 << 20
 MAX_OPERATIONS = 10_000_000
-MAX_COPIED = 64 << 20  # items and characters that calls may copy, all together
+MAX_ARGUMENTS = 1000
+MAX_COPIED = 16 << 20  # items and characters that calls may copy, all together
 _MARK = object()
 _FAULTS = (IndexError, KeyError, TypeError, ValueError, AttributeError, OverflowError,
            RecursionError)
+_SIZED = (str, bytes, list, tuple, dict)
 _PLAIN = (str, int, float, bool, bytes, type(None))
 
 
@@ -278,8 +280,9 @@ class _Machine:
 
     def _pay(self, arguments) -> None:
         """A short stream may pass one long list to many calls, each of which copies it."""
-        self._copied += len(arguments) + sum(len(item) for item in arguments
-                                             if isinstance(item, str | bytes | list | tuple | dict))
+        if len(arguments) > MAX_ARGUMENTS:
+            raise BadPickle(f"its pickle calls something with {len(arguments):,} arguments")
+        self._copied += sum(len(item) for item in arguments if isinstance(item, _SIZED))
         if self._copied > MAX_COPIED:
             raise BadPickle("its pickle copies the same data again and again")
 
