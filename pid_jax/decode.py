@@ -88,7 +88,8 @@ def draw(decoder: PixelDecoder, untrained: PixelDecoder | None, request: Request
             options.negative_prompt, options.seed)[0]
         return picture[:request.size[0], :request.size[1]]
 
-    columns = {request.baseline_name: request.baseline, DRAWN: decode(decoder)}
+    columns = {} if request.baseline is None else {request.baseline_name: request.baseline}
+    columns[DRAWN] = decode(decoder)
     if untrained is not None:
         columns[UNTRAINED] = decode(untrained)
     if request.truth is not None:

@@ -15,6 +15,8 @@ from pid_jax.data.dataset import MANIFEST, Dataset
 from pid_jax.data.ingest.folder import folder_items
 from pid_jax.data.ingest.pack import Skip
 from pid_jax.diffusion import degrade
+from pid_jax.encoders.protocols import LatentCodec
+from pid_jax.encoders.weights import MissingWeights
 from pid_jax.errors import UserError
 from pid_jax.inference import PixelDecoder, check_sigma
 
@@ -33,7 +35,8 @@ class Request:
       prompt: caption.
       size: (height, width) wanted; what the latent covers beyond it, below and to the right, is
         padding.
-      baseline: float32 [H, W, 3], what plain enlarging gives; `baseline_name` says of what.
+      baseline: float32 [H, W, 3], what plain enlarging gives, or None when it is not known;
+        `baseline_name` says of what.
       truth: float32 [H, W, 3], or None when it is not known.
     """
 
@@ -43,7 +46,7 @@ class Request:
     sigma: float
     prompt: str
     size: Size
-    baseline: np.ndarray
+    baseline: np.ndarray | None
     baseline_name: str
     truth: np.ndarray | None = None
 
@@ -195,15 +198,24 @@ def latent_requests(decoder: PixelDecoder, paths: Sequence[Path], layout: str,
         size = decoder.output_size(file.latents.shape)
         decoder.objective.check_picture(*size)
         for number, latent in enumerate(decoder.check_latents(file.latents)):
-            small = np.asarray(codec.decode(latent[None]))
+            baseline = codec_picture(codec, latent, size)
             name = unique(path.stem if len(file.latents) == 1 else f"{path.stem}_{number:03d}")
             caption = file.prompts[number] if file.prompts else ""
             own = (0.0,) if file.sigma is None else (file.sigma[number],)
             for sigma in check_sigma(sigmas or own):
                 yield Request(name, f"{path}[{number}]", latent, sigma,
-                              caption if prompt is None else prompt, size,
-                              np.asarray(degrade.upsample(jnp.clip(small, -1, 1), *size))[0],
+                              caption if prompt is None else prompt, size, baseline,
                               "codec_bicubic")
+
+
+def codec_picture(codec: LatentCodec, latent: np.ndarray, size: Size) -> np.ndarray | None:
+    """What the codec's own decoder makes of a latent, enlarged; None where its weights are not
+    there, which drawing does not need."""
+    try:
+        small = codec.decode(latent[None])
+    except MissingWeights:
+        return None
+    return np.asarray(degrade.upsample(jnp.clip(small, -1, 1), *size))[0]
 
 
 class UniqueNames:

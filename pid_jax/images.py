@@ -59,15 +59,25 @@ def to_float(pixels: np.ndarray) -> np.ndarray:
     return _FLOATS[pixels]
 
 
-def to_uint8(images: np.ndarray) -> np.ndarray:
+def crop_to_multiple(pixels: np.ndarray, multiple: int) -> np.ndarray:
+    """The central part of [H, W, C] whose sides are the largest multiples that fit."""
+    height, width = (side // multiple * multiple for side in pixels.shape[:2])
+    top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
+    return pixels[top:top + height, left:left + width]
+
+
+def to_uint8(images: np.ndarray, truncate: bool = False) -> np.ndarray:
     """float in [-1, 1] -> uint8: clipped, scaled to 0..255 and rounded (half to even).
 
+    Args:
+      truncate: cut off what is behind the point instead, as the reference does.
     Raises: UserError when a value is not finite.
     """
     images = np.asarray(images, np.float32)
     if not np.isfinite(images).all():
         raise UserError("the picture holds values that are not finite (nan or inf)")
-    return np.rint((np.clip(images, -1, 1) + 1) * 127.5).astype(np.uint8)
+    scaled = (np.clip(images, -1, 1) + 1) * 127.5
+    return (scaled if truncate else np.rint(scaled)).astype(np.uint8)
 
 
 _FLOATS = (np.arange(256, dtype=np.float32) / np.float32(255) - np.float32(0.5)) / np.float32(0.5)

@@ -19,6 +19,7 @@ from pid_jax.data.buckets import build_layout
 from pid_jax.data.dataset import Dataset
 from pid_jax.errors import RunInterrupted, UserError
 from pid_jax.objectives.base import Objective
+from pid_jax.objectives.program import CodecProgram
 from pid_jax.parallel import mesh as mesh_lib
 from pid_jax.parallel import multihost, sequence
 from pid_jax.training import metrics as metrics_lib
@@ -56,6 +57,7 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
         multihost.refuse_difference(to_json(config), "the config")
         mesh = mesh_lib.make_mesh(config.mesh, config.data.batch_size, config.optim.accumulate)
         objective = objectives.build(config, mesh)
+        objective.load_encoders()
         logger.info("mesh %s on %s", dict(mesh.shape), mesh.devices.flat[0].device_kind)
 
         # Data.
@@ -142,9 +144,9 @@ def read_heldout(config: ConfigDict, objective: Objective, size: int) -> dict[st
 def compile_step(objective: Objective, mesh: Mesh, state: TrainState, phase: str) -> StepFunction:
     """The jitted update of one phase; it overwrites the state that it is given."""
     places = jax.tree.map(lambda leaf: leaf.sharding, state)
-    return jax.jit(objective.phases()[phase], donate_argnums=0,
-                   in_shardings=(places, mesh_lib.batch_sharding(mesh)),
-                   out_shardings=(places, mesh_lib.replicated(mesh)))
+    return CodecProgram(objective, lambda objective: objective.phases()[phase], mesh, donate=(0,),
+                        in_shardings=(places, mesh_lib.batch_sharding(mesh)),
+                        out_shardings=(places, mesh_lib.replicated(mesh)))
 
 
 @dataclasses.dataclass

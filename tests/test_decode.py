@@ -11,6 +11,7 @@ from pid_jax.data import command
 from pid_jax.data.dataset import DatasetWriter
 from pid_jax.data.records import Record
 from pid_jax.decode_requests import pad, safe_path
+from pid_jax.encoders.weights import MissingWeights
 from pid_jax.inference import PixelDecoder
 from tests.drawing import write_photo
 
@@ -176,3 +177,16 @@ def test_noise_levels_of_one_file_name_are_refused():
 def test_notes_keep_text_that_is_no_utf8(tmp_path):
     drawing_command.write_json(tmp_path / "note.json", {"prompt": "caf\udce9 猫"})
     assert read_json(tmp_path / "note.json") == {"prompt": "caf\udce9 猫"}
+
+
+def test_latents_need_no_weights_of_their_codec(run, decoder, tmp_path, monkeypatch):
+    """Their own decoding is left out of the sheet, the picture is drawn all the same."""
+    def decode(codec, latents):
+        raise MissingWeights("no weights")
+
+    codec = decoder.objective.codec
+    photo = images.to_float(write_photo(tmp_path / "a.png", SMALL, SMALL))
+    np.save(tmp_path / "b.npy", codec.encode(photo[None]))
+    monkeypatch.setattr(type(codec), "decode", decode)
+    assert run("--latents", tmp_path / "b.npy") == 0
+    assert (tmp_path / "out" / "b" / "sigma_0.000.png").is_file()

@@ -4,6 +4,7 @@ from ml_collections import ConfigDict
 
 from configs.common import networks, prompts
 from pid_jax.config import base_config
+from pid_jax.encoders.instruction import INSTRUCTION
 
 # What each latent family changes in the network.
 FLUX = {"lq_latent_channels": 16, "latent_spatial_down_factor": 8}
@@ -37,7 +38,8 @@ def full_size() -> ConfigDict:
 def gemma() -> ConfigDict:
     """The text encoder of the released models."""
     return ConfigDict({"name": "gemma2", "width": 2304, "length": 300,
-                       "instruction": prompts.INSTRUCTION})
+                       "instruction": INSTRUCTION, "weights": "", "tokenizer": "",
+                       "stored": ""})
 
 
 def text_to_image() -> ConfigDict:
@@ -60,7 +62,7 @@ def pid(codec: str, **network) -> ConfigDict:
     """
     config = full_size()
     config.model = ConfigDict(networks.pidnet(remat="full", **network))
-    config.codec = ConfigDict({"name": codec})
+    config.codec = ConfigDict({"name": codec, "weights": "", "dtype": "bfloat16"})
     config.flow.dynamic_shift = True
     config.sample.guidance = 5.0
     return config

@@ -34,25 +34,28 @@ def affine_init(channels: int) -> dict:
     return {"scale": jnp.ones((channels,)), "bias": jnp.zeros((channels,))}
 
 
-def group_norm(params: Params, x: jax.Array, groups: int) -> jax.Array:
-    """GroupNorm of `[B, H, W, C]`, eps 1e-5; groups are runs of neighbouring channels."""
+def group_norm(params: Params, x: jax.Array, groups: int,
+               eps: float = LAYER_NORM_EPS) -> jax.Array:
+    """GroupNorm of `[B, H, W, C]`; groups are runs of neighbouring channels."""
     batch, height, width, channels = x.shape
     grouped = x.reshape(batch, height, width, groups, channels // groups)
-    return _affine(params, _standardise(grouped, (1, 2, 4)).reshape(x.shape), x.dtype)
+    return affine(params, standardise(grouped, (1, 2, 4), eps).reshape(x.shape), x.dtype)
 
 
-def layer_norm(params: Params, x: jax.Array) -> jax.Array:
-    """LayerNorm over the last axis, eps 1e-5."""
-    return _affine(params, _standardise(x, (-1,)), x.dtype)
+def layer_norm(params: Params, x: jax.Array, eps: float = LAYER_NORM_EPS) -> jax.Array:
+    """LayerNorm over the last axis; without an affine map where `params` is empty."""
+    normed = standardise(x, (-1,), eps)
+    return affine(params, normed, x.dtype) if params else normed.astype(x.dtype)
 
 
-def _standardise(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+def standardise(x: jax.Array, axes: tuple[int, ...], eps: float = LAYER_NORM_EPS) -> jax.Array:
     """Zero mean and unit variance over `axes`, in float32."""
     wide = x.astype(jnp.float32)
     centred = wide - wide.mean(axes, keepdims=True)
     variance = jnp.square(centred).mean(axes, keepdims=True)
-    return centred * jax.lax.rsqrt(variance + LAYER_NORM_EPS)
+    return centred * jax.lax.rsqrt(variance + eps)
 
 
-def _affine(params: Params, normed: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def affine(params: Params, normed: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """`normed` in `dtype`, times the scale plus the bias of a norm."""
     return normed.astype(dtype) * params["scale"].astype(dtype) + params["bias"].astype(dtype)

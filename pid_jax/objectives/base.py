@@ -14,7 +14,8 @@ from ml_collections import ConfigDict
 
 from pid_jax import models
 from pid_jax.diffusion import dpm_solver, schedules, time_sampling
-from pid_jax.encoders.protocols import TextEncoder
+from pid_jax.encoders.frozen import Frozen
+from pid_jax.encoders.protocols import LatentCodec, TextEncoder
 from pid_jax.errors import UserError
 from pid_jax.flops import Flops, count_flops, counted_attention
 from pid_jax.models.placement import unconstrained
@@ -36,12 +37,14 @@ class Objective(abc.ABC):
       config: the run's config.
       net: the Flax network; parameters stay outside it.
       text: the text encoder.
+      codec: the latent codec of objectives that have one.
       fresh_parameters: path patterns of parameters that `init_from` may lack.
       unused_parameters: path patterns of parameters of `init_from` that are left out.
       lq_scale: how much larger pictures are than the low-quality ones that they follow, if any.
       needs_heldout: `sample_inputs` reads pictures that training does not see.
     """
 
+    codec: LatentCodec | None = None
     fresh_parameters: tuple[str, ...] = ()
     unused_parameters: tuple[str, ...] = ()
     needs_heldout: bool = False
@@ -50,6 +53,28 @@ class Objective(abc.ABC):
     def __init__(self, config: ConfigDict, net: Any, text: TextEncoder):
         """Holds the pieces; `objectives.build` makes and checks them."""
         self.config, self.net, self.text = config, net, text
+
+    def load_encoders(self) -> None:
+        """Reads the weights of frozen encoders, so that none can be missing later."""
+        for encoder in (self.text, self.codec):
+            if isinstance(encoder, Frozen):
+                encoder.load()
+
+    def codec_params(self) -> Params:
+        """The codec's parameters; {} where it has none."""
+        return self.codec.params if isinstance(self.codec, Frozen) else {}
+
+    def codec_shapes(self) -> Params:
+        """Shapes of `codec_params`, which needs no weights."""
+        return self.codec.shapes() if isinstance(self.codec, Frozen) else {}
+
+    def with_codec_params(self, params: Params) -> "Objective":
+        """This objective with other parameters in its codec, such as traced ones."""
+        if not params:
+            return self
+        other = copy.copy(self)
+        other.codec = self.codec.with_params(params)
+        return other
 
     @functools.cached_property
     def optimizer(self) -> optim.AdamW:
@@ -144,7 +169,9 @@ class Objective(abc.ABC):
         """FLOPs that one update on a batch of these shapes needs, without recomputation."""
         counted = self.counting()
         state = jax.eval_shape(counted.init, jax.random.key(0))
-        return count_flops(counted.phases()[phase], state, dict(batch))
+        return count_flops(
+            lambda codec, *inputs: counted.with_codec_params(codec).phases()[phase](*inputs),
+            self.codec_shapes(), state, dict(batch))
 
     @abc.abstractmethod
     def drawing(self, batch: int, height: int,

@@ -16,6 +16,7 @@ from pid_jax.evaluation import image_metrics
 from pid_jax.evaluation.scores import artefact_scores
 from pid_jax.files import atomic_write
 from pid_jax.objectives.base import Objective
+from pid_jax.objectives.program import CodecProgram
 from pid_jax.parallel import multihost
 from pid_jax.parallel.mesh import batch_sharding, replicated
 from pid_jax.training.state import TrainState
@@ -50,8 +51,9 @@ class Sampler:
             inputs = objective.sample_inputs(heldout.get(size))
             self._counts[size] = len(next(iter(inputs.values())))
             self._inputs[size] = jax.device_put(whole_rows(inputs, mesh), batch_sharding(mesh))
-        self._draw = jax.jit(objective.sample, out_shardings=replicated(mesh),
-                             static_argnames=("size", "guidance"))
+        self._draw = CodecProgram(objective, lambda objective: objective.sample, mesh,
+                                  out_shardings=replicated(mesh),
+                                  static_argnames=("size", "guidance"))
 
     def write(self, state: TrainState) -> dict[str, float]:
         """Draws all grids and returns the scores of the first, of the config's main choice.

@@ -16,6 +16,8 @@ from tests.golden import cases
 LEFT_OUT = {
     "pid": ("A02_t2i_ntk_nonsquare_grads", "A05b_pid_v1pt5_aux_final", "A07b_pid_dinov2_patch16",
             "A10c_t2i_ed4_noshuffle_samedim", "D03c_discriminator"),
+    "encoders": ("flux_vae_ldm", "sdxl_vae_diffusers", "flux2_vae_diffusers", "qwen_vae_wan2d",
+                 "gemma2_window_ge_len"),
 }
 POOL = "params_pool.safetensors"
 
@@ -28,12 +30,17 @@ def main(source: Path) -> None:
     index = json.loads((source / "index.json").read_text())
     index["cases"] = [c for c in index["cases"] if c["case"] not in LEFT_OUT.get(family, ())]
     for entry in index["cases"]:
-        for file in entry["files"]:
+        for file in _files(source, entry):
             shutil.copyfile(source / file, target / file)
     _copy_shared(source, target, index)
     (target / "index.json").write_text(json.dumps(index, indent=1))
     total = sum(f.stat().st_size for f in target.rglob("*") if f.is_file())
     print(f"{family}: {len(index['cases'])} cases, {total / 1e6:.1f} MB")
+
+
+def _files(source: Path, entry: dict) -> list[str]:
+    """A case's own files: those that its entry lists, or those that bear its name."""
+    return entry.get("files") or [file.name for file in source.glob(f"{entry['case']}.*")]
 
 
 def _copy_shared(source: Path, target: Path, index: dict) -> None:

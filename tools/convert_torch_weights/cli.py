@@ -1,4 +1,4 @@
-"""The command: `python -m tools.convert_torch_weights {convert,inspect,verify,export}`."""
+"""The command: `python -m tools.convert_torch_weights SUB-COMMAND` (see --help)."""
 
 import argparse
 import sys
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pid_jax.errors import UserError
+from tools.convert_torch_weights import encoder_command, fix_batch
 from tools.convert_torch_weights.convert import DTYPES, Request, convert
 from tools.convert_torch_weights.export import export
 from tools.convert_torch_weights.inspection import inspect
@@ -43,12 +44,15 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m tools.convert_torch_weights",
                      description="PyTorch weights in and out of this project; see docs/convert.md.")
-    commands = parser.add_subparsers(required=True, metavar="{convert,inspect,verify,export,tensors}")
+    commands = parser.add_subparsers(
+        required=True, metavar="{convert,inspect,verify,export,tensors,encoder,fix-batch}")
     _add_convert(commands.add_parser("convert", help="PyTorch weights to a checkpoint folder"))
     _add_inspect(commands.add_parser("inspect", help="what is in a weight file or checkpoint"))
     _add_verify(commands.add_parser("verify", help="compare a source with a converted folder"))
     _add_export(commands.add_parser("export", help="a checkpoint back to a PyTorch file"))
     _add_tensors(commands.add_parser("tensors", help="a PyTorch file as plain .safetensors"))
+    encoder_command.add(commands.add_parser("encoder", help=encoder_command.HELP))
+    fix_batch.add(commands.add_parser("fix-batch", help=fix_batch.HELP))
     return parser
 
 

@@ -1,5 +1,7 @@
 """Layout changes between a PyTorch tensor and ours; each is exactly invertible.
 
+(Of a kernel over time only the frame that a picture sees is kept: `LAST_FRAME_CONV`.)
+
 All of them are indexing, reshapes and transposes, so they work on numpy and jax arrays of any
 dtype and under `jax.eval_shape`.
 """
@@ -7,6 +9,7 @@ dtype and under `jax.eval_shape`.
 import dataclasses
 from collections.abc import Callable
 
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -44,6 +47,31 @@ def vector(rows: np.ndarray | None = None, parts: int = 0) -> Transform:
     """[out] <-> [out] or [parts, out], with `rows` as in `linear`."""
     return Transform(lambda b: _take(b, rows, 0).reshape(*_parts(parts), -1),
                      lambda b: _take(b.reshape(-1), _inverse(rows), 0))
+
+
+def conv_as_linear(parts: int = 0) -> Transform:
+    """[out, in, 1, 1] <-> the kernel of a linear layer, as `linear`."""
+    inner = linear(parts=parts)
+    return Transform(lambda w: inner.to_jax(w[:, :, 0, 0]),
+                     lambda w: inner.to_torch(w)[:, :, None, None])
+
+
+def leading_ones(count: int) -> Transform:
+    """[1, ..., 1, a, ...] <-> [a, ...]."""
+    return Transform(lambda x: x.reshape(x.shape[count:]),
+                     lambda x: x.reshape((1,) * count + x.shape))
+
+
+def _one_frame(w):
+    """A kernel over time whose earlier frames, which a picture does not see, are zero."""
+    w = CONV.to_torch(w)[:, :, None]
+    return jnp.concatenate([jnp.zeros_like(w)] * (w.shape[-1] - 1) + [w], axis=2)
+
+
+CONV_AS_LINEAR = conv_as_linear()
+LAST_FRAME_CONV = Transform(lambda w: CONV.to_jax(w[:, :, -1]), _one_frame)
+CHANNEL_SCALE = Transform(lambda g: g.reshape(-1), lambda g: g.reshape(-1, 1, 1))
+FRAME_CHANNEL_SCALE = Transform(lambda g: g.reshape(-1), lambda g: g.reshape(-1, 1, 1, 1))
 
 
 def _parts(parts: int) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 import io
 import zipfile
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tools.convert_torch_weights.readers.tensors import (
     LazyTensor, Region, Source, Unreadable, shown)
@@ -61,6 +61,20 @@ class Window(io.RawIOBase):
         buffer[:len(found)] = found
         self._at += len(found)
         return len(found)
+
+
+def read_everything(path: Path) -> dict[str, Any]:
+    """What a torch file in zip form holds: names (nested keys joined by dots) -> a `LazyTensor` or
+    plain data.
+
+    Raises:
+      Unreadable: as `open_torch_file`.
+    """
+    with open(path, "rb") as file:
+        archive = _Archive(path, file, 0, None)
+        tensors, _ = read_zip(path, file)
+        value = read_program(path, io.BytesIO(archive.bytes_of("data.pkl")))
+    return {name: tensors.get(name, item) for name, item in contents(path, value)}
 
 
 def read_zip(path: Path, file: IO[bytes], start: int = 0, length: int | None = None

@@ -1,0 +1,115 @@
+"""Embeds every caption of a run once, so that training need not hold the text encoder.
+
+    python -m pid_jax.embed_captions --config=configs/pid_teacher_flux_2k.py --dst=captions
+    python -m pid_jax.main --config=configs/pid_teacher_flux_2k.py --config.text.stored=captions ...
+
+Captions are those of `config.data.path` and of the held-out pictures (the fields of
+`config.data.caption_fields`), the empty one, and the prompts of the samples. On many hosts, give
+each its `--process=I --processes=N`; started again, a process goes on after its last whole file.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+from safetensors.flax import save
+
+from pid_jax import command_line, encoders
+from pid_jax.config import check_config
+from pid_jax.data.dataset import Dataset
+from pid_jax.encoders.protocols import TextEncoder
+from pid_jax.encoders.stored_text import DIGEST_BYTES, FORMAT, digest
+from pid_jax.encoders.weights import read_tensors
+from pid_jax.errors import UserError
+from pid_jax.files import atomic_write
+
+CONFIG = config_flags.DEFINE_config_file("config", help_string="the config of the run")
+DST = flags.DEFINE_string("dst", None, "folder of the embeddings")
+PROCESS = flags.DEFINE_integer("process", 0, "number of this process")
+PROCESSES = flags.DEFINE_integer("processes", 1, "processes that share the captions")
+ROWS = flags.DEFINE_integer("rows", 512, "captions of a file")
+
+
+def main() -> None:
+    """Embeds the share of this process."""
+    if CONFIG.value is None or DST.value is None:
+        raise UserError("--config or --dst is missing: name the run's config file and a folder")
+    if not 0 <= PROCESS.value < PROCESSES.value or ROWS.value < 1:
+        raise UserError(f"--process={PROCESS.value} of --processes={PROCESSES.value} with "
+                        f"--rows={ROWS.value}: expected 0 <= process < processes, and rows >= 1")
+    config = CONFIG.value
+    check_config(config)
+    embed(config, Path(DST.value), PROCESS.value, PROCESSES.value, ROWS.value)
+
+
+def embed(config: ConfigDict, folder: Path, process: int = 0, processes: int = 1,
+          rows: int = 512) -> None:
+    """Writes the embeddings of this process's share of the captions, in files of `rows`.
+
+    Raises:
+      UserError: no data set, no weights, or a folder with files of other captions.
+    """
+    encoder = encoders.build_text_encoder(**config.text)
+    captions = share(captions_of(config), process, processes)
+    names = []
+    for part, start in enumerate(range(0, len(captions), rows)):
+        name = f"captions-{process:05d}-{part:05d}.safetensors"
+        write_file(folder / name, encoder, captions[start:start + rows])
+        names.append(name)
+        print(f"{folder / name}: {min(start + rows, len(captions))} of {len(captions)} captions",
+              flush=True)
+    manifest = {"format": FORMAT, "width": encoder.width, "length": encoder.length,
+                "files": names, "text": config.text.to_dict()}
+    with atomic_write(folder / f"captions-{process:05d}-of-{processes:05d}.json") as file:
+        json.dump(manifest, file, indent=1)
+
+
+def captions_of(config: ConfigDict) -> set[str]:
+    """Every text that a run of this config can ask for."""
+    if not config.data.path:
+        raise UserError("config.data.path is not set: name the data set whose captions are meant")
+    found = {"", config.sample.negative_prompt, *config.sample.prompts}
+    for path in filter(None, (config.data.path, config.sample.heldout)):
+        found.update(_captions_in(Dataset(path), config.data.caption_fields))
+    return found
+
+
+def _captions_in(dataset: Dataset, fields: Sequence[str]) -> Iterator[str]:
+    for number in range(len(dataset)):
+        try:
+            record = dataset[number]
+        except UserError as error:  # training replaces such a picture by another
+            print(f"left out: {error}", file=sys.stderr, flush=True)
+            continue
+        yield from filter(None, map(record.captions.get, fields))
+
+
+def share(captions: set[str], process: int, processes: int) -> list[str]:
+    """The captions of one process in an order that depends on the captions alone."""
+    return sorted(captions, key=digest)[process::processes]
+
+
+def write_file(path: Path, encoder: TextEncoder, captions: Sequence[str]) -> None:
+    """One file; a whole one of the same captions is kept."""
+    digests = np.frombuffer(b"".join(map(digest, captions)), np.uint8).reshape(-1, DIGEST_BYTES)
+    if path.exists():
+        _check_same(path, digests)
+        return
+    embedding = encoder.embed(captions).astype(ml_dtypes.bfloat16)
+    with atomic_write(path, "wb") as file:
+        file.write(save({"digest": digests, "embedding": embedding}))
+
+
+def _check_same(path: Path, digests: np.ndarray) -> None:
+    if not np.array_equal(read_tensors(path)["digest"], digests):
+        raise UserError(f"{path} holds embeddings of other captions; choose an empty --dst, or "
+                        "remove the folder")
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run(main, sys.argv))

@@ -1,0 +1,55 @@
+"""What every encoder with weights shares: parameters that are read once, when first needed."""
+
+import abc
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from pid_jax.errors import UserError
+from pid_jax.models.layers import Params
+
+DTYPES = ("float32", "bfloat16")
+
+
+class Frozen(abc.ABC):
+    """Holds parameters that never train.
+
+    The parameters are arguments of the jitted functions of a subclass. Inside another jitted
+    function they would become constants of its program; `with_params` lets that function take them
+    as an argument of its own.
+    """
+
+    def __init__(self, read: Callable[[], Params]):
+        """Args: read: gives the parameters, as numpy arrays: a trace may be under way."""
+        self._read = read
+        self._params: Params | None = None
+
+    @abc.abstractmethod
+    def shapes(self) -> Params:
+        """Shapes and dtypes of the parameters, without reading them."""
+
+    @property
+    def params(self) -> Params:
+        """The parameters; read at the first call. Raises: UserError when that is not possible."""
+        if self._params is None:
+            self._params = self._read()
+        return self._params
+
+    def load(self) -> None:
+        """Reads what is needed now, so that nothing can be missing later."""
+        self.params  # noqa: B018
+
+    def with_params(self, params: Params) -> Any:
+        """This encoder with other parameters."""
+        other = copy.copy(self)
+        other._params = params
+        return other
+
+
+def check_dtype(dtype: str) -> jnp.dtype:
+    """The dtype called `dtype`; UserError unless it is one of DTYPES."""
+    if dtype not in DTYPES:
+        raise UserError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
+    return jnp.dtype(dtype)
