@@ -5,6 +5,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from pid_jax.errors import UserError
@@ -25,6 +26,7 @@ class Frozen(abc.ABC):
         """Args: read: gives the parameters, as numpy arrays: a trace may be under way."""
         self._read = read
         self._params: Params | None = None
+        self._placed: dict[jax.sharding.Sharding, Params] = {}
 
     @abc.abstractmethod
     def shapes(self) -> Params:
@@ -41,10 +43,16 @@ class Frozen(abc.ABC):
         """Reads what is needed now, so that nothing can be missing later."""
         self.params  # noqa: B018
 
+    def placed(self, sharding: jax.sharding.Sharding) -> Params:
+        """The parameters on devices; all who ask for one sharding share them."""
+        if sharding not in self._placed:
+            self._placed[sharding] = jax.device_put(self.params, sharding)
+        return self._placed[sharding]
+
     def with_params(self, params: Params) -> Any:
         """This encoder with other parameters."""
         other = copy.copy(self)
-        other._params = params
+        other._params, other._placed = params, {}
         return other
 
 

@@ -119,22 +119,18 @@ class GemmaTextEncoder(Frozen):
 
     def load(self) -> None:
         """Reads weights and tokenizer now. Raises: UserError for what is missing."""
-        self._placed_params, self.layout  # noqa: B018 (cached properties)
+        self.params, self.layout  # noqa: B018 (both are read once)
 
     def _embed_some(self, captions: Sequence[str]) -> np.ndarray:
         rows = [*captions, *[""] * (self._rows - len(captions))]
         arrays = jax.device_put(self.layout.ids(rows), self._placement("batch"))
-        out = self._embed(self._placed_params, *arrays, self.layout.kept)
+        out = self._embed(self.placed(self._placement()), *arrays, self.layout.kept)
         return np.asarray(out)[:len(captions)]
 
     @property
     def _rows(self) -> int:
         """`batch`, up to a multiple of the devices, so that one program serves all calls."""
         return -(-self._batch // jax.local_device_count()) * jax.local_device_count()
-
-    @functools.cached_property
-    def _placed_params(self) -> Params:
-        return jax.device_put(self.params, self._placement())
 
     def _placement(self, *axes: str) -> NamedSharding:
         mesh = Mesh(np.array(jax.local_devices()), ("batch",))

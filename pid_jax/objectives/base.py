@@ -60,9 +60,9 @@ class Objective(abc.ABC):
             if isinstance(encoder, Frozen):
                 encoder.load()
 
-    def codec_params(self) -> Params:
-        """The codec's parameters; {} where it has none."""
-        return self.codec.params if isinstance(self.codec, Frozen) else {}
+    def codec_params(self, sharding: jax.sharding.Sharding) -> Params:
+        """The codec's parameters on devices; {} where it has none."""
+        return self.codec.placed(sharding) if isinstance(self.codec, Frozen) else {}
 
     def codec_shapes(self) -> Params:
         """Shapes of `codec_params`, which needs no weights."""

@@ -26,16 +26,14 @@ class CodecProgram:
         if in_shardings is not None:
             options["in_shardings"] = (replicated(mesh), *in_shardings)
         self._objective, self._mesh = objective, mesh
-        self._weights: Any = None
         self._function = jax.jit(
             lambda weights, *inputs, **named: method(
                 objective.with_codec_params(weights))(*inputs, **named),
             donate_argnums=tuple(number + 1 for number in donate), **options)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        if self._weights is None:
-            self._weights = jax.device_put(self._objective.codec_params(), replicated(self._mesh))
-        return self._function(self._weights, *inputs, **named)
+        weights = self._objective.codec_params(replicated(self._mesh))
+        return self._function(weights, *inputs, **named)
 
     def lower(self, *inputs: Any) -> jax.stages.Lowered:
         """As of `jax.jit`."""

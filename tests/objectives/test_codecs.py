@@ -53,7 +53,8 @@ def test_the_program_of_a_step_holds_no_weights():
     state = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
         jax.eval_shape(objective.init, jax.random.key(0)))
-    step, side = train.compile_step(objective, single_device(), state), side_of(objective)
+    step = train.compile_step(objective, single_device(), state, objective.phase(0))
+    side = side_of(objective)
     assert len(step.lower(state, objective.batch_shapes(2, side, side)).as_text()) < 3e6
 
 
@@ -75,7 +76,7 @@ def test_missing_weights_end_the_run_before_it_reads_data(tmp_path, monkeypatch)
 def test_bound_weights_are_the_ones_used():
     objective = objectives.build(config_of("sdxl"))
     images = np.zeros((1, 16, 16, 3), np.float32)
-    doubled = jax.tree.map(lambda leaf: 2 * leaf, objective.codec_params())
+    doubled = jax.tree.map(lambda leaf: 2 * leaf, objective.codec.params)
     bound = objective.with_codec_params(doubled)
     assert objective.codec.params is not bound.codec.params
     assert not jnp.allclose(bound.codec.encode(images), objective.codec.encode(images))
