@@ -112,19 +112,19 @@ class AutoEncoderCodec(Frozen):
         pictures that are smaller than a cell, or, where cells are folded, not a multiple of it.
         """
         self._check_images(images.shape)
-        return self._encode(self.params, images)
+        return self._encode(self.arrays, images)
 
     def moments(self, images: jax.Array) -> jax.Array:
         """The encoder's raw output for the same pictures: mean, then log-variance."""
         self._check_images(images.shape)
-        return self._moments(self.params, images)
+        return self._moments(self.arrays, images)
 
     def decode(self, latents: jax.Array) -> jax.Array:
         """float32 [B, h, w, channels] -> float32 [B, h * factor, w * factor, 3]."""
         if latents.ndim != 4 or latents.shape[-1] != self.channels:
             raise UserError(f"the {self.family} codec decodes latents [B, h, w, {self.channels}], "
                             f"got shape {tuple(latents.shape)}")
-        return self._decode(self.params, latents)
+        return self._decode(self.arrays, latents)
 
     def _check_images(self, shape: tuple[int, ...]) -> None:
         if len(shape) != 4 or shape[-1] != 3:

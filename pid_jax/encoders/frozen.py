@@ -26,6 +26,7 @@ class Frozen(abc.ABC):
         """Args: read: gives the parameters, as numpy arrays: a trace may be under way."""
         self._read = read
         self._params: Params | None = None
+        self._given = False
         self._placed: dict[jax.sharding.Sharding, Params] = {}
 
     @abc.abstractmethod
@@ -46,13 +47,21 @@ class Frozen(abc.ABC):
     def placed(self, sharding: jax.sharding.Sharding) -> Params:
         """The parameters on devices; all who ask for one sharding share them."""
         if sharding not in self._placed:
-            self._placed[sharding] = jax.device_put(self.params, sharding)
+            with jax.ensure_compile_time_eval():  # kept, so it must not belong to a trace
+                self._placed[sharding] = jax.device_put(self.params, sharding)
         return self._placed[sharding]
+
+    @property
+    def arrays(self) -> Params:
+        """The parameters on this process's first device, or those that `with_params` gave."""
+        if self._given:
+            return self._params
+        return self.placed(jax.sharding.SingleDeviceSharding(jax.local_devices()[0]))
 
     def with_params(self, params: Params) -> Any:
         """This encoder with other parameters."""
         other = copy.copy(self)
-        other._params, other._placed = params, {}
+        other._params, other._given = params, True
         return other
 
 

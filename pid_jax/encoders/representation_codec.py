@@ -107,14 +107,14 @@ class RepresentationCodec(Frozen):
     def squeeze(self, images: jax.Array) -> jax.Array:
         """As `encode` for pictures [B, H, W, 3] of any size, as the reference takes them: they are
         resized to a square, which changes their aspect ratio."""
-        return self._encode(self.params, images)
+        return self._encode(self.arrays, images)
 
     def decode(self, latents: jax.Array) -> jax.Array:
         """float32 [B, grid, grid, channels] -> float32 [B, S, S, 3] in [-1, 1]."""
         if latents.ndim != 4 or latents.shape[1:] != (self.grid, self.grid, self.channels):
             raise UserError(f"the {self.family} codec decodes latents [B, {self.grid}, {self.grid},"
                             f" {self.channels}], got shape {tuple(latents.shape)}")
-        return self._decode(self.params, latents)
+        return self._decode(self.arrays, latents)
 
     def resized(self, images: jax.Array) -> jax.Array:
         """Pictures in [0, 1] of the size that the encoder sees."""
