@@ -35,11 +35,11 @@ def check_class_conditional(case: Case) -> None:
         name, expected = run["name"], case.under(f"out/{run['name']}/")
         table = velocity_sampler.make_table(run["steps"], run["guidance"], run["shift"],
                                             run.get("last_step"), tuple(run["interval"]))
-        compare(case, table.times, expected["timesteps"], f"{name}/timesteps")
         states, velocities = _trajectory(velocity, noise, table, case, run)
-        compare(case, to_nchw(states), expected["x"], f"{name}/x")
-        compare(case, to_nchw(velocities), expected["v"], f"{name}/v")
-        _compare_levels(to_nchw(to_uint8(states[-1])), expected["uint8"], name)
+        _compare_levels(to_nchw(to_uint8(states[-1])), expected.pop("uint8"), name)
+        found = {"timesteps": table.times, "x": to_nchw(states), "v": to_nchw(velocities)}
+        for key, value in expected.items():  # the committed subset leaves out long trajectories
+            compare(case, found[key], value, f"{name}/{key}")
 
 
 def _trajectory(velocity, noise, table, case: Case, run: dict):

@@ -1,6 +1,7 @@
 """Makes the committed subset of a golden folder: `python -m tests.golden.subset SRC/pid`.
 
-Copies the cases that are not listed in LEFT_OUT, only the parameters they use, and an index.
+Copies the cases that are not listed in LEFT_OUT, only the parameters they use, and an index. In
+the families of THINNED it leaves out the largest gradients and outputs, which full runs compare.
 """
 
 import json
@@ -18,7 +19,23 @@ LEFT_OUT = {
             "A10c_t2i_ed4_noshuffle_samedim", "D03c_discriminator"),
     "encoders": ("flux_vae_ldm", "sdxl_vae_diffusers", "flux2_vae_diffusers", "qwen_vae_wan2d",
                  "gemma2_window_ge_len"),
+    # The MaskGIT-VQGAN encoder made stage-1 targets of TiTok; nothing here uses it but its check.
+    "ditok": ("titok_encoder_nonlegacy", "titok_decoder_legacy", "jit_net_a", "jit_net_b",
+              "jit_denoiser_loss", "lpips_alex", "lpips_alex_imagenet", "lpips_vgg_imagenet",
+              "ditok_design_reconstruct_cfg1p0", "jit_sample_heun_cfg1", "pixel_encoder_vq"),
+    # Every case carries a whole network: forward, sampling and updates of one, a loss of the other.
+    "pixeldit": ("c2i_forward_base", "c2i_forward_noabspos", "c2i_forward_nonsquare",
+                 "c2i_forward_p8", "c2i_loss_base", "c2i_loss_pool", "c2i_loss_up", "t2i_dpm_base",
+                 "t2i_forward_base", "t2i_forward_nonsquare", "t2i_forward_norope",
+                 "tiny_c2i_ckpt", "tiny_t2i_ckpt"),
 }
+LEFT_OUT_FILES = {
+    "ditok": ("titok_tiny_stage1.bin",),
+    "pixeldit": ("tiny_c2i_train.ckpt", "tiny_c2i_ema_only.ckpt", "tiny_t2i.pth")}
+THINNED = {
+    "ditok": {"grad/": 6_000, "out/": 100_000},
+    "pixeldit": {"grads/": 2_000, "params_after": 2_000, "ema_after/": 2_000, "out/": 36_000}}
+"""Largest tensors that are kept, in bytes, by the beginning of their names."""
 POOL = "params_pool.safetensors"
 
 
@@ -28,14 +45,21 @@ def main(source: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     index = json.loads((source / "index.json").read_text())
-    index["cases"] = [c for c in index["cases"] if c["case"] not in LEFT_OUT.get(family, ())]
+    index["cases"] = [c for c in _entries(index) if c["case"] not in LEFT_OUT.get(family, ())]
     for entry in index["cases"]:
         for file in _files(source, entry):
-            shutil.copyfile(source / file, target / file)
+            _copy_case(source / file, target / file, THINNED.get(family))
     _copy_shared(source, target, index)
     (target / "index.json").write_text(json.dumps(index, indent=1))
     total = sum(f.stat().st_size for f in target.rglob("*") if f.is_file())
     print(f"{family}: {len(index['cases'])} cases, {total / 1e6:.1f} MB")
+
+
+def _entries(index: dict) -> list[dict]:
+    """The index's cases as a list, also where it holds them by name."""
+    held = index["cases"]
+    return [{"case": name, **about} for name, about in held.items()] if isinstance(
+        held, dict) else held
 
 
 def _files(source: Path, entry: dict) -> list[str]:
@@ -43,9 +67,21 @@ def _files(source: Path, entry: dict) -> list[str]:
     return entry.get("files") or [file.name for file in source.glob(f"{entry['case']}.*")]
 
 
+def _copy_case(source: Path, target: Path, largest: dict[str, int] | None) -> None:
+    """Copies a file, without tensors larger than their kind may be."""
+    if largest is None or source.suffix != ".safetensors":
+        shutil.copyfile(source, target)
+        return
+    save_file({name: value for name, value in load_file(source).items()
+               if not any(name.startswith(kind) and value.nbytes > size
+                          for kind, size in largest.items())}, target)
+    target.chmod(0o644)
+
+
 def _copy_shared(source: Path, target: Path, index: dict) -> None:
     """Everything that no case of the source owns: sub-folders, tables, and the pruned pool."""
     owned = {f.name for f in source.iterdir() if f.stem in _all_cases(source)}
+    owned |= set(LEFT_OUT_FILES.get(cases.family_of(source), ()))
     for item in source.iterdir():
         if item.is_dir():
             shutil.copytree(item, target / item.name, copy_function=shutil.copyfile)
@@ -56,7 +92,7 @@ def _copy_shared(source: Path, target: Path, index: dict) -> None:
 
 
 def _all_cases(source: Path) -> set[str]:
-    return {c["case"] for c in json.loads((source / "index.json").read_text())["cases"]}
+    return {c["case"] for c in _entries(json.loads((source / "index.json").read_text()))}
 
 
 def _used_parameters(source: Path, index: dict) -> dict:
