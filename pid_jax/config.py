@@ -18,9 +18,12 @@ from pid_jax.errors import UserError
 OPEN_SECTIONS = ("model", "codec", "text")
 DTYPES = ("float32", "bfloat16")
 
+PERCEPTUAL = ("none", "lpips_vgg", "lpips_alex", "vgg16_bn")
+
 # What a value may be, by its path; an unset leaf always may.
 CHOICES = {
-    "objective": ("pixeldit_t2i", "pixeldit_c2i", "pid_teacher", "pid_student"), "dtype": DTYPES,
+    "objective": ("pixeldit_t2i", "pixeldit_c2i", "pid_teacher", "pid_student", "jit_c2i",
+                  "ditok_stage2"), "dtype": DTYPES, "ditok.perceptual": PERCEPTUAL,
     "param_dtype": DTYPES, "flow.prediction_type": ("velocity", "x0"),
     "flow.time_distribution": ("logit_normal", "uniform"),
     "sample.sampler": ("euler", "heun", "heun_exact", "flowdpm"),
@@ -40,12 +43,15 @@ AT_LEAST = {
         "distill.dsm_weight", "distill.gan_weight", "distill.gan_warm_up_steps",
         "distill.r1_weight", "distill.r1_alpha", "distill.fake_score.lr",
         "distill.fake_score.weight_decay", "distill.discriminator.lr",
-        "distill.discriminator.weight_decay")}
+        "distill.discriminator.weight_decay", "jit.p_std", "ditok.v_weight", "ditok.gamma_weight",
+        "ditok.perceptual_weight")}
 POSITIVE = ("optim.eps", "optim.clip_norm", "optim.skip_grad_norm_threshold", "flow.shift",
-            "flow.dynamic_base_shift", "align.eps", "sample.shift", "sample.last_step")
+            "flow.dynamic_base_shift", "align.eps", "sample.shift", "sample.last_step",
+            "jit.t_eps", "jit.noise_scale")
 UNIT = ("data.caption_dropout", "noising.latent_dropout", "noising.apply_prob",
         "noising.clean_latent_ratio", "flow.sigma_min", "sample.sigma", "sample.last_step",
-        "ema.decay", "distill.first_time", "distill.time_min", "distill.time_max")
+        "ema.decay", "distill.first_time", "distill.time_min", "distill.time_max",
+        "jit.label_drop")
 MAY_BE_INFINITE = ("optim.clip_norm", "optim.skip_grad_norm_threshold")
 LISTS = {
     "data.sizes": str, "data.caption_fields": str, "sample.prompts": str, "optim.betas": float,
@@ -80,6 +86,8 @@ def base_config() -> ConfigDict:
         "align": _align(),
         "distill": _distill(),
         "repa": _repa(),
+        "jit": _jit(),
+        "ditok": _ditok(),
         "mesh": _mesh(),
         "attention": "auto",  # local kernel: auto, dense, chunked, splash (TPU), cudnn (GPU)
         "checkpoint": _checkpoint(),
@@ -146,6 +154,28 @@ def _ema() -> dict:
         "iteration_shift": 0,
         "decay": config_dict.placeholder(float),  # "ema" decays constantly by this instead
         "others": (),  # further ones: ("slow", "power", 0.05), ("steady", "constant", 0.9999)
+    }
+
+
+def _jit() -> dict:
+    return {
+        "p_mean": -0.8,  # training times are sigmoid(N(p_mean, p_std)); 1 is clean
+        "p_std": 0.8,
+        "t_eps": 0.05,  # smallest divisor of a velocity
+        "noise_scale": 1.0,
+        "label_drop": 0.1,
+    }
+
+
+def _ditok() -> dict:
+    return {
+        "use_labels": False,  # classes from the data; else every picture is of no class
+        "v_weight": 1.0,
+        "gamma_weight": 0.0,
+        "perceptual_weight": 0.0,
+        "perceptual": "none",  # lpips_vgg, lpips_alex or vgg16_bn
+        "perceptual_weights": config_dict.placeholder(str),  # its weight file
+        "token_cache": config_dict.placeholder(str),  # made by `python -m pid_jax.tokens cache`
     }
 
 

@@ -32,7 +32,8 @@ from pid_jax.training.weights import read_weights
 WEIGHTS = {"ema": "ema", "net": checkpoint_lib.PARAMS, "untrained": None}
 COMMAND_OF = {"pid_teacher": "pid_jax.decode", "pid_student": "pid_jax.decode",
               "pixeldit_t2i": "pid_jax.generate --prompts",
-              "pixeldit_c2i": "pid_jax.generate --classes"}
+              "pixeldit_c2i": "pid_jax.generate --classes",
+              "ditok_stage2": "pid_jax.tokens decode"}
 LATENT_NOISE, STEP_NOISE = 1, 2  # folded into an item's key, so that no noise is used twice
 
 T = TypeVar("T")
@@ -107,10 +108,21 @@ def load_weights(folder: Path, which: str, objective: Objective) -> Params:
         return models.init_parameters(objective.net, key)
     if checkpoint_lib.is_converted(folder):
         name = checkpoint_lib.PARAMS
+    if name == checkpoint_lib.PARAMS:
+        return _read_item(folder, name, objective, objective.abstract_params)
+    average = _read_item(folder, name, objective, objective.averaged(objective.abstract_params))
+    if average.keys() == objective.abstract_params.keys():
+        return average
+    rest = _read_item(folder, checkpoint_lib.PARAMS, objective, objective.abstract_params)
+    return objective.with_average(rest, average)
+
+
+def _read_item(folder: Path, name: str, objective: Objective, wanted: Params) -> Params:
+    """One item in the dtypes in which it is stored."""
     stored = checkpoint_lib.flat(checkpoint_lib.saved_shapes(folder, name))
     abstract = checkpoint_lib.nested({
         path: jax.ShapeDtypeStruct(leaf.shape, getattr(stored.get(path), "dtype", leaf.dtype))
-        for path, leaf in checkpoint_lib.flat(objective.abstract_params).items()})
+        for path, leaf in checkpoint_lib.flat(wanted).items()})
     return read_weights(folder, name, checkpoint_lib.placed(abstract, None), "the checkpoint",
                         unused=objective.unused_parameters)[0]
 

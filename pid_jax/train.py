@@ -69,6 +69,7 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
         checkpointer = Checkpointer(folder, make_retention(config.checkpoint))
         stack.callback(checkpointer.close)
         state, data_state = restore.initial_state(config, objective, mesh, checkpointer)
+        objective.check_weights(state.params)
         if data_state is not None:
             batches.set_state(data_state)
         step = int(state.step)

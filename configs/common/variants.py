@@ -8,6 +8,13 @@ from pid_jax.errors import UserError
 VARIANTS = ("offline", "debug")
 
 
+def check(variant: str) -> None:
+    """Refuses a variant that no config has."""
+    if variant not in ("", *VARIANTS):
+        raise UserError(f"this config has no variant {variant!r}; it has "
+                        f"{' and '.join(map(repr, VARIANTS))}")
+
+
 def apply(config: ConfigDict, variant: str) -> ConfigDict:
     """The config as it is (""), or changed:
 
@@ -18,9 +25,7 @@ def apply(config: ConfigDict, variant: str) -> ConfigDict:
       of `python -m pid_jax.data.photos --dst runs/photos`, with samples every 10 steps. Of a
       class-conditional network on `python -m pid_jax.data.digits --dst runs/digits/data`.
     """
-    if variant not in ("", *VARIANTS):
-        raise UserError(f"this config has no variant {variant!r}; it has "
-                        f"{' and '.join(map(repr, VARIANTS))}")
+    check(variant)
     if variant:
         _offline(config)
     if variant == "debug":

@@ -82,6 +82,20 @@ def centred(native: Size, resized: Size, target: Size) -> Placement:
     return Placement(native, resized, (x, y), target)
 
 
+def adm_crop(image: Image.Image, side: int) -> Image.Image:
+    """The square of ADM, JiT and TiTok: halve by boxes, then bicubic to the side, then the centre.
+
+    Source: `center_crop_arr` of guided-diffusion (arXiv 2105.05233). Smaller pictures are enlarged.
+    """
+    while min(image.size) >= 2 * side:
+        image = image.resize(tuple(length // 2 for length in image.size), Image.Resampling.BOX)
+    scale = side / min(image.size)
+    image = image.resize(tuple(round(length * scale) for length in image.size),
+                         Image.Resampling.BICUBIC)
+    x, y = ((length - side) // 2 for length in image.size)
+    return image.crop((x, y, x + side, y + side))
+
+
 def at_fraction(native: Size, resized: Size, target: Size, fraction: tuple[float, float]
                 ) -> Placement:
     """A crop whose corner is `fraction` (x, y in [0, 1)) of the way; each position equally likely

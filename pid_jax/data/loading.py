@@ -20,7 +20,7 @@ from pid_jax.data.records import CorruptRecord, Record
 from pid_jax.errors import UserError
 
 CROPS = ("center", "random")
-RESIZES = ("fit", "native", "random")
+RESIZES = ("fit", "native", "random", "adm")
 REPLACEMENTS = 16
 COLOUR_ORDERS = tuple(map(list, itertools.permutations(range(3))))
 
@@ -32,7 +32,8 @@ class Augmentation:
     Attributes:
       crop: "center" or "random".
       resize: "fit" shrinks the picture until it just covers the bucket, "native" never shrinks,
-        "random" draws a size between the two, even in log scale.
+        "random" draws a size between the two, even in log scale; "adm" takes the square centre
+        as JiT and TiTok do (`geometry.adm_crop`).
       flip: mirrors half of the samples (captions that say left or right become wrong).
       permute_colours: puts red, green and blue in a random order (captions that name a colour
         become wrong); makes few photographs stand for more colours.
@@ -56,6 +57,9 @@ class Augmentation:
             if getattr(self, name) not in choices:
                 raise UserError(f"{name} is {getattr(self, name)!r}; choose one of "
                                 f"{', '.join(choices)}")
+        if self.resize == "adm" and self.crop != "center":
+            raise UserError(f"crop is {self.crop!r} with resize 'adm', which takes the centre; set "
+                            "it to 'center'")
         if not 0 <= self.caption_dropout <= 1:
             raise UserError(f"caption_dropout is {self.caption_dropout}; expected 0 to 1")
 
@@ -128,8 +132,10 @@ def decode_record(record: Record) -> Image.Image:
 def place(picture: Image.Image, bucket: Bucket, augmentation: Augmentation, draws: Draws
           ) -> Image.Image:
     """The resized, cropped and perhaps mirrored picture, of the bucket's size."""
-    placement = _placement(picture.size, bucket.size, augmentation, draws)
-    cropped = placement.apply(picture)
+    if augmentation.resize == "adm":
+        cropped = geometry.adm_crop(picture, bucket.size[0])
+    else:
+        cropped = _placement(picture.size, bucket.size, augmentation, draws).apply(picture)
     if augmentation.flip and draws(Purpose.FLIP) < 0.5:
         return cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return cropped

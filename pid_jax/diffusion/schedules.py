@@ -14,7 +14,7 @@ import numpy as np
 
 from pid_jax.errors import UserError
 
-DECAYS = ("linear", "cosine")
+DECAYS = ("linear", "cosine", "cosine_throughout")
 
 
 def _arrays_for(step: Any) -> ModuleType:
@@ -77,7 +77,8 @@ class CycleSchedule:
       cycle_lengths: steps of the whole cycle. A step on a boundary belongs to the earlier cycle;
         after the last cycle its final value holds.
       f_start, f_max, f_min: multipliers at the start, after the warm-up and at the end.
-      decay: "linear" or "cosine" from `f_max` to `f_min`.
+      decay: "linear" or "cosine" from `f_max` to `f_min` after the warm-up, or
+        "cosine_throughout": the cosine spans the whole cycle, and the warm-up multiplies it.
     """
 
     warm_up_steps: tuple[int, ...] = (2000,)
@@ -94,7 +95,8 @@ class CycleSchedule:
             raise UserError("a learning-rate schedule needs the same number (at least one) of "
                             "warm_up_steps, cycle_lengths, f_start, f_max and f_min")
         if self.decay not in DECAYS:
-            raise UserError(f"learning-rate decay is {self.decay!r}; use 'linear' or 'cosine'")
+            raise UserError(f"learning-rate decay is {self.decay!r}; use one of "
+                            f"{', '.join(DECAYS)}")
         if any(warm >= whole for warm, whole in zip(self.warm_up_steps, self.cycle_lengths)):
             raise UserError(f"warm_up_steps {self.warm_up_steps} must be shorter than "
                             f"cycle_lengths {self.cycle_lengths}")
@@ -108,6 +110,10 @@ class CycleSchedule:
         warm, length = pick(self.warm_up_steps), pick(self.cycle_lengths)
         start, top, low = pick(self.f_start), pick(self.f_max), pick(self.f_min)
         within = xp.minimum(n - pick(ends - np.asarray(self.cycle_lengths)), length)
+        if self.decay == "cosine_throughout":
+            ramp = xp.where(within < warm, within / xp.maximum(warm, 1e-9), 1.0)
+            curve = low + (top - low) * (0.5 + 0.5 * xp.cos(np.pi * within / length))
+            return (start + (1.0 - start) * ramp) * curve
         rising = start + (top - start) * within / xp.maximum(warm, 1.0)
         fraction = (within - warm) / (length - warm)
         if self.decay == "cosine":

@@ -12,11 +12,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from pid_jax.diffusion import resampling
 from pid_jax.errors import UserError
+from pid_jax.tensor_files import read_tensors
 
 SIDE = 299
 CLASSES = 1008
@@ -222,22 +221,6 @@ def load_inception(path: str | Path) -> InceptionParams:
       UserError: no such file, or it holds other weights.
     """
     return fold(read_tensors(path), str(path))
-
-
-def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
-    """All arrays of a `.safetensors` or `.npz` file; UserError when it cannot be read."""
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"there is no weight file at {path}")
-    try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
-                return dict(file)
-        return load_file(path)
-    except (SafetensorError, ValueError, OSError) as error:
-        raise UserError(f"{path} is no readable .safetensors or .npz file: {error}; make one from "
-                        "a PyTorch file with `python -m tools.convert_torch_weights tensors`"
-                        ) from error
 
 
 def fold(tensors: Mapping[str, np.ndarray], where: str) -> InceptionParams:

@@ -9,13 +9,16 @@ import jax
 from pid_jax.errors import UserError
 from pid_jax.models.class_conditional import ClassPixelDiT
 from pid_jax.models.discriminator import Discriminator
+from pid_jax.models.ditok import DiTok
+from pid_jax.models.jit import JiT
 from pid_jax.models.outputs import NetOutput
 from pid_jax.models.pid import PidNet
 from pid_jax.models.pixeldit import PixelDiT
+from pid_jax.models.titok import TiTok
 
 MODELS: dict[str, type[nn.Module]] = {
     "pixeldit_t2i": PixelDiT, "pixeldit_c2i": ClassPixelDiT, "pidnet": PidNet,
-    "discriminator": Discriminator}
+    "discriminator": Discriminator, "titok": TiTok, "jit": JiT, "ditok": DiTok}
 
 
 def build_model(name: str, **options: Any) -> nn.Module:

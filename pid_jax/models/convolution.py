@@ -1,6 +1,6 @@
 """Convolutions on `[B, H, W, C]` and the norms that go with them, over parameter dicts.
 
-A convolution is `{"kernel": [kh, kw, in, out], "bias": [out]}`, a norm `{"scale", "bias"}`, both
+A convolution is `{"kernel": [kh, kw, in, out], "bias": [out]}` (no bias: no such key), a norm `{"scale", "bias"}`, both
 `[C]`. Parameters are cast to the dtype of the activations; statistics are float32.
 """
 
@@ -26,7 +26,7 @@ def conv(params: Params, x: jax.Array, stride: int = 1, padding: int = 0) -> jax
     out = jax.lax.conv_general_dilated(
         x, params["kernel"].astype(x.dtype), (stride, stride), [(padding, padding)] * 2,
         dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    return out + params["bias"].astype(x.dtype)
+    return out + params["bias"].astype(x.dtype) if "bias" in params else out
 
 
 def affine_init(channels: int) -> dict:

@@ -16,3 +16,5 @@ class NetOutput:
     repa_tokens: jax.Array | None = None
     # [B, h, w, 3] low-quality image as the auxiliary RGB head of PiD sees it.
     lq_rgb: jax.Array | None = None
+    # [B, L] float32 log-variance of every patch, from the gamma head of DiTok's decoder.
+    gamma: jax.Array | None = None

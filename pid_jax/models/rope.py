@@ -66,6 +66,25 @@ def _spread(x: np.ndarray, y: np.ndarray) -> jax.Array:
     return both.reshape(rows * columns, 2 * width)
 
 
+def grid_rope(head_dim: int, grid: tuple[int, int], plain: int = 0) -> RopeTable:
+    """Tables of JiT: the first half of the pairs turns by the row, the second by the column.
+
+    Positions count 0, 1, 2, ...; frequencies are 10000^(-4i/head_dim).
+
+    Args:
+      head_dim: channels of a head, a multiple of 4.
+      plain: tokens before the grid that are not turned.
+    """
+    rows, columns = grid
+    frequencies = IMAGE_THETA ** (-4 * np.arange(head_dim // 4, dtype=np.float64) / head_dim)
+    row = np.repeat(np.arange(rows, dtype=np.float64), columns)[:, None] * frequencies
+    column = np.tile(np.arange(columns, dtype=np.float64), rows)[:, None] * frequencies
+    angles = np.concatenate([np.zeros((plain, head_dim // 2)),
+                             np.concatenate([row, column], axis=1)])
+    return RopeTable(jnp.asarray(np.cos(angles), jnp.float32),
+                     jnp.asarray(np.sin(angles), jnp.float32))
+
+
 def text_rope(head_dim: int, length: int, theta: float = 10000.0) -> RopeTable:
     """Tables for text positions 0, 1, 2, ... with frequencies theta^(-2i/head_dim)."""
     frequencies = theta ** (-2 * np.arange(head_dim // 2, dtype=np.float64) / head_dim)

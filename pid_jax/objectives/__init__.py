@@ -5,9 +5,13 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from pid_jax import encoders, models
+from pid_jax.data.token_cache import TokenCache
+from pid_jax.encoders import perceptual
 from pid_jax.encoders.repa_teacher import check_teacher
 from pid_jax.errors import UserError
 from pid_jax.objectives.base import Objective
+from pid_jax.objectives.ditok_stage2 import DiTokStage2
+from pid_jax.objectives.jit_c2i import JitC2I
 from pid_jax.objectives.pid_student import PidStudent
 from pid_jax.objectives.pid_teacher import PidTeacher
 from pid_jax.objectives.pixeldit_c2i import PixelDitC2I
@@ -16,7 +20,8 @@ from pid_jax.parallel.mesh import single_device
 from pid_jax.parallel.sequence import make_attention, make_constrain
 
 MODEL_OF = {"pixeldit_t2i": "pixeldit_t2i", "pixeldit_c2i": "pixeldit_c2i",
-            "pid_teacher": "pidnet", "pid_student": "pidnet"}
+            "pid_teacher": "pidnet", "pid_student": "pidnet",
+            "jit_c2i": "jit", "ditok_stage2": "ditok"}
 
 
 def build(config: ConfigDict, mesh: Mesh | None = None) -> Objective:
@@ -36,6 +41,10 @@ def build(config: ConfigDict, mesh: Mesh | None = None) -> Objective:
         constrain=make_constrain(mesh), **config.model)
     if config.objective == "pixeldit_c2i":
         return PixelDitC2I(config, net, build_teacher(config, net))
+    if config.objective == "jit_c2i":
+        return JitC2I(config, net)
+    if config.objective == "ditok_stage2":
+        return build_ditok(config, net)
     text = encoders.build_text_encoder(**config.text)
     check_text(net, text)
     if config.objective == "pixeldit_t2i":
@@ -73,6 +82,25 @@ def build_teacher(config: ConfigDict, net):
     teacher = encoders.build_codec(**config.codec)
     check_teacher(teacher, net.repa_features)
     return teacher
+
+
+def build_ditok(config: ConfigDict, net: models.DiTok) -> DiTokStage2:
+    """DiTok's second stage with its perceptual distance and its cached tokens."""
+    options = config.ditok
+    if (options.gamma_weight > 0) != net.gamma_head:
+        raise UserError(f"config.ditok.gamma_weight is {options.gamma_weight} and "
+                        f"config.model.gamma_head is {net.gamma_head}; the head exists exactly "
+                        "where its loss has a weight above 0")
+    if (options.perceptual_weight > 0) != (options.perceptual != "none"):
+        raise UserError(f"config.ditok.perceptual is {options.perceptual!r} with the weight "
+                        f"{options.perceptual_weight}; set both, or 'none' and 0")
+    distance = None
+    if options.perceptual != "none":
+        distance = perceptual.load_distance(options.perceptual, options.perceptual_weights)
+    cache = None
+    if options.token_cache:
+        cache = TokenCache.open(options.token_cache, config.data, net)
+    return DiTokStage2(config, net, distance, cache)
 
 
 def check_model_name(config: ConfigDict) -> None:

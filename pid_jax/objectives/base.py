@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 from ml_collections import ConfigDict
 
 from pid_jax import models
@@ -109,7 +110,26 @@ class Objective(abc.ABC):
         trainable, _ = freezing.partition(params, self.mask)
         return TrainState(step=jnp.zeros((), jnp.int32), params=params,
                           opt_state=self.optimizer.init(trainable),
-                          ema=ema.init_ema(params, self.averages))
+                          ema=ema.init_ema(self.averaged(params), self.averages))
+
+    def averaged(self, params: Params) -> Params:
+        """The part of the parameters that averages follow."""
+        return params
+
+    def with_average(self, params: Params, average: Params) -> Params:
+        """All parameters, those of `averaged` taken from an average."""
+        return average
+
+    def source_paths(self, saved: Params) -> dict[str, str]:
+        """For `init_from`: path of our parameter -> its path in the checkpoint `saved`.
+
+        Parameters of the checkpoint that are not named are left out.
+        """
+        paths = traverse_util.flatten_dict(saved, sep="/")
+        return {path: path for path in paths}
+
+    def check_weights(self, params: Params) -> None:
+        """Refuses weights that do not fit what the objective reads; called once, on the host."""
 
     def frozen_sources(self) -> dict[str, str | None]:
         """By name, the checkpoint of each of the state's frozen networks; None: drawn."""
@@ -139,7 +159,7 @@ class Objective(abc.ABC):
         """Clips, moves the parameters, averages them, counts the step."""
         params, opt_state, metrics = masked_update(self.optimizer, grads, state.opt_state,
                                                    state.params, self.mask)
-        averages = ema.update_ema(state.ema, params, state.step, self.averages)
+        averages = ema.update_ema(state.ema, self.averaged(params), state.step, self.averages)
         return state.replace(step=state.step + 1, params=params, opt_state=opt_state,
                              ema=averages), metrics
 

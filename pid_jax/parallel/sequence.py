@@ -114,8 +114,14 @@ def check_network(mesh: Mesh, design: str, net: Any, height: int, width: int) ->
     """Refuses pictures whose tokens, or a network whose heads, the mesh cannot divide.
 
     Args:
-      net: has `patch_size`, and `num_groups` and `pixel_num_groups` heads.
+      net: has `patch_size`, and `num_groups` and `pixel_num_groups` heads; a network without
+        them keeps its tokens on one device.
     """
+    if not hasattr(net, "num_groups"):
+        if mesh.shape[AXIS] > 1:
+            raise UserError(f"config.mesh.sequence is {mesh.shape[AXIS]}, but this network keeps "
+                            "its tokens together; set it to 1 and use data and fsdp")
+        return
     check_tokens(mesh, height // net.patch_size * (width // net.patch_size))
     for heads in (net.num_groups, net.pixel_num_groups):
         degrees(design, mesh.shape[AXIS], heads)

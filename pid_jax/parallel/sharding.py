@@ -64,6 +64,7 @@ def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:
 RULES: Rules = (
     (r"(^|/)(bias|scale|log_alpha)$", replicate),
     (r"(^|/)(kernel|\w*embedding)$", divide_matrix),
+    (r"(^|/)(latent_tokens|mask_token|in_context_posemb)$", replicate),
     (r"(^|/)(step|schedule_step|count)$", replicate),
 )
 

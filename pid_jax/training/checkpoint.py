@@ -314,8 +314,11 @@ def read_config(step_folder: Path) -> ConfigDict:
 
 
 def weights_item(step_folder: Path, which: str | None = None) -> str:
-    """The item to take weights from: `which`, or `ema` where there is one, or `params`."""
-    return which or ("ema" if (step_folder / "ema").is_dir() else PARAMS)
+    """The item to take weights from: `which`, or `ema` where there is a whole one, or `params`."""
+    if which or not (step_folder / "ema").is_dir():
+        return which or PARAMS
+    whole = saved_shapes(step_folder, PARAMS).keys() == saved_shapes(step_folder, "ema").keys()
+    return "ema" if whole else PARAMS
 
 
 def is_converted(step_folder: Path) -> bool:

@@ -97,7 +97,8 @@ def initial_weights(config: ConfigDict, objective: Objective, abstract: Params) 
     logger.info("starting from the %s weights of %s", name, folder)
     params, fresh = read_weights(folder, name, abstract, "config.init_from",
                                  (*objective.fresh_parameters, *config.init_fresh),
-                                 (*objective.unused_parameters, *config.init_unused))
+                                 (*objective.unused_parameters, *config.init_unused),
+                                 objective.source_paths)
     if fresh:
         logger.info("%d parameters are not in it and start fresh: %s", len(fresh), fresh)
         params = _fill(params, fresh, objective, abstract, config.seed)

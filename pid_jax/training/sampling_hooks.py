@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from pid_jax import images, pictures
 from pid_jax.diffusion import degrade
-from pid_jax.evaluation import image_metrics
+from pid_jax.evaluation import history, image_metrics, reconstruction
 from pid_jax.evaluation.scores import artefact_scores
 from pid_jax.files import atomic_write
 from pid_jax.objectives.base import Objective
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "samples"
 SAMPLE_STREAM = 2**31 - 1  # a step that no run reaches
-SAMPLE, TRUTH = "sample", "truth"
+SAMPLE, TRUTH, INDICES = "sample", "truth", "indices"
 
 
 class Sampler:
@@ -70,7 +70,11 @@ class Sampler:
 
     def _write_grid(self, state: TrainState, weights: str, size: int) -> dict[str, float]:
         step = int(state.step)
-        columns = self._columns(state.ema.get(weights, state.params), size)
+        params = state.params
+        if (average := state.ema.get(weights)) is not None:
+            params = self._objective.with_average(params, average)
+        columns = self._columns(params, size)
+        indices = columns.pop(INDICES, None)
         if not multihost.is_writer():
             return {}
         scores = score(columns, self._objective.lq_scale)
@@ -80,9 +84,20 @@ class Sampler:
         note = {"step": step, "columns": list(columns), "weights": weights, "size": size, **scores}
         with atomic_write(path.with_suffix(".json")) as file:
             file.write(json.dumps(note, indent=2) + "\n")
+        if indices is not None and weights == self._options.weights:
+            self._record(step, columns, indices)
         logger.info("samples of step %d in %s%s", step, path,
                     "".join(f" | {name} {value:.2f}" for name, value in scores.items()))
         return scores
+
+    def _record(self, step: int, columns: Mapping[str, np.ndarray], indices: np.ndarray) -> None:
+        """Adds the reconstructions of tokens to the run's evaluation history."""
+        scores = reconstruction.Scores(self._objective.net.codebook_size)
+        scores.add(columns[TRUTH], columns[SAMPLE], indices)
+        note = {"weights": self._options.weights, "pictures": len(indices), "data": "samples"}
+        history.record(self._folder.parent, history.Evaluation(
+            step, scores.results(), scores.unavailable, note),
+            pictures.grid([columns[SAMPLE], columns[TRUTH]]))
 
     def _columns(self, params: Any, size: int) -> dict[str, np.ndarray]:
         """The pictures of one grid, with a column for each guidance scale."""

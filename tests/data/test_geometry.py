@@ -45,3 +45,12 @@ def test_between_goes_from_covering_to_native():
     assert 120 <= middle[0] <= 130
     assert geometry.between((30, 30), (30, 30), 0.7) == (30, 30)
     assert geometry.between((29, 29), (30, 30), 0.7) == (30, 30)
+
+
+def test_adm_crop_halves_enlarges_and_takes_the_centre():
+    ramp = np.zeros((64, 96, 3), np.uint8)
+    ramp[:, 32:64, 0] = 200
+    crop = np.asarray(geometry.adm_crop(Image.fromarray(ramp), 16))
+    assert crop.shape == (16, 16, 3)
+    assert (crop[:, 5:11, 0] == 200).all() and (crop[:, [0, 15], 0] == 0).all()
+    assert geometry.adm_crop(Image.fromarray(ramp[:5, :7]), 16).size == (16, 16)

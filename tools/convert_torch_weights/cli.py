@@ -15,6 +15,7 @@ from tools.convert_torch_weights.layout import counted
 from tools.convert_torch_weights.mappings import convertible_networks
 from tools.convert_torch_weights.matching import AUX_HEAD, LQ, Exceptions
 from tools.convert_torch_weights.plain import rewrite
+from tools.convert_torch_weights.training_layout import export_training
 from tools.convert_torch_weights.verify import verify
 
 
@@ -150,9 +151,16 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefix", default="", help='put before every name, such as "net."')
     parser.add_argument("--which", help="params or ema; default: ema where there is one")
     parser.add_argument("--overwrite", action="store_true", help="replace the file")
+    parser.add_argument("--training-layout", action="store_true",
+                        help="make --dst a folder with checkpoint-STEP.pt and ema-STEP.pt, as "
+                        "DiTok's and JiT's trainings write them")
 
 
 def _export(arguments: argparse.Namespace) -> None:
+    if arguments.training_layout:
+        for path in export_training(arguments.folder, arguments.dst, arguments.overwrite):
+            print(f"{path}: {path.stat().st_size:,} bytes")
+        return
     count = export(arguments.folder, arguments.dst, arguments.prefix, arguments.which,
                    arguments.overwrite)
     print(f"{arguments.dst}: {counted(count)}, {arguments.dst.stat().st_size:,} bytes")

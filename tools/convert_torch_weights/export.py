@@ -39,7 +39,7 @@ def export(folder: Path, dst: Path, prefix: str = "", which: str | None = None,
     if dst.exists() and not overwrite:
         raise UserError(f"{dst} exists; choose another --dst, or add --overwrite to replace it")
     table, leaves = open_checkpoint(folder, which)
-    tensors = list(torch_tensors(table, leaves, prefix))
+    tensors = [*torch_tensors(table, leaves, prefix), *constant_tensors(table, prefix)]
     with atomic_write(dst, "wb") as file:
         if dst.suffix == ".pth":
             write_torch_zip(file, tensors)
@@ -67,6 +67,13 @@ def open_checkpoint(folder: Path, which: str | None = None
         raise UserError(f"the arrays of {step} are not those of its config; they differ in "
                         f"{', '.join(wrong)}")
     return table, leaves
+
+
+def constant_tensors(table: Table, prefix: str = "") -> Iterator[LazyTensor]:
+    """The tensors that PyTorch stores and this project computes, float32."""
+    for key, make in table.constants.items():
+        value = make()
+        yield LazyTensor(f"{prefix}{key}", value.dtype, value.shape, make)
 
 
 def torch_tensors(table: Table, leaves: dict[str, LazyTensor], prefix: str = ""

@@ -19,6 +19,7 @@ WRAPPERS = {
     "state_dict": None, "model": None, "module": None, "net": None, "core": None,
     "denoiser": None,
     "net_ema": EMA, "ema_denoiser": EMA,
+    "model_ema1": EMA, "ema_state_dict1": EMA, "model_ema2": "ema2", "ema_state_dict2": "ema2",
     "fake_score": "fake_score", "discriminator": "discriminator",
     "_repa_projector": PROJECTOR, "repa_mlp": PROJECTOR, "diffusion_trainer": PROJECTOR,
     "optimizer": OTHER, "optimizers": OTHER, "optim": OTHER, "optimizer_states": OTHER,

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
+
 from pid_jax.errors import UserError
 from tools.convert_torch_weights.assembly import entries_by_leaf
 from tools.convert_torch_weights.layout import counted
@@ -15,6 +17,7 @@ LQ = ("lq_proj.", "pit_lq_gate.")
 AUX_HEAD = ("lq_proj.lq_aux_rgb_head.",)
 # In released files, but no parameters: the network computes them itself.
 COMPUTED = frozenset({"pos_embed"})
+CONSTANT_ATOL = 2**-8  # of tables of sines, stored in bfloat16 or better
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +52,13 @@ def match(path: Path, table: Table, tensors: Mapping[str, LazyTensor], allowed: 
         shaped key.
     """
     left_out = tuple(key for key in tensors if key not in table.entries
-                     and (key in COMPUTED or key.startswith(allowed.dropped)))
+                     and (key in COMPUTED or key in table.constants
+                          or key.startswith(allowed.dropped)))
     fresh = tuple(key for key in table.entries if key not in tensors
                   and key.startswith(allowed.fresh))
     used = {key: tensor for key, tensor in tensors.items() if key not in left_out}
-    problems = _problems(table, used, set(fresh)) + _half_fresh(table, set(fresh))
+    problems = (_problems(table, used, set(fresh)) + _half_fresh(table, set(fresh))
+                + _other_constants(table, tensors))
     if problems:
         raise UserError(f"{path}: {_explanation(table, used, problems, hint)}")
     return Match(used, fresh, left_out)
@@ -68,6 +73,17 @@ def _problems(table: Table, tensors: Mapping[str, LazyTensor], fresh: set[str]) 
     kinds = [f"{key} holds {tensors[key].dtype}, expected floating point" for key in shapes
              if key in tensors and not is_floating(tensors[key])]
     return missing + unknown + wrong + kinds
+
+
+def _other_constants(table: Table, tensors: Mapping[str, LazyTensor]) -> list[str]:
+    """Stored tables that are not those which the network computes."""
+    def differs(key: str) -> bool:
+        ours, theirs = table.constants[key](), tensors[key]
+        return ours.shape != theirs.shape or not np.allclose(
+            theirs.read().astype(np.float32), ours, rtol=0, atol=CONSTANT_ATOL)
+
+    return [f"{key} is not the fixed table that this network computes"
+            for key in table.constants if key in tensors and differs(key)]
 
 
 def is_floating(tensor: LazyTensor) -> bool:

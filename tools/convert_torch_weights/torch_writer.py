@@ -8,7 +8,7 @@ raw numbers of tensor N.
 import math
 import struct
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -25,14 +25,22 @@ _EMPTY_TUPLE, _SET_ITEMS, _PERSISTENT, _FALSE = b")", b"u", b"Q", b"\x89"
 _STORAGE_NAMES = {dtype: name for name, dtype in reversed(TORCH_STORAGES.items())}
 
 
+Tree = Mapping[str, "Tree | LazyTensor | int | float"]
+
+
 def write_torch_zip(file: IO[bytes], tensors: Iterable[LazyTensor]) -> None:
     """Writes tensors to an open binary file in the order given; each is read in its turn."""
-    described = []
+    write_torch_tree(file, {tensor.name: tensor for tensor in tensors})
+
+
+def write_torch_tree(file: IO[bytes], tree: Tree) -> None:
+    """Writes nested dicts of tensors and numbers."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for number, tensor in enumerate(tensors):
+        numbers: dict[int, int] = {}
+        for number, tensor in enumerate(_tensors(tree)):
             _add(archive, file, f"data/{number}", tensor.read())
-            described.append(tensor)
-        _add(archive, file, "data.pkl", _description(described))
+            numbers[id(tensor)] = number
+        _add(archive, file, "data.pkl", _PROTOCOL + _described(tree, numbers) + _STOP)
         _add(archive, file, "byteorder", b"little")
         _add(archive, file, "version", b"3\n")
 
@@ -49,10 +57,24 @@ def _add(archive: zipfile.ZipFile, file: IO[bytes], name: str, content: np.ndarr
         entry.write(data)
 
 
-def _description(tensors: list[LazyTensor]) -> bytes:
-    items = b"".join(_text(tensor.name) + _rebuilt(number, tensor)
-                     for number, tensor in enumerate(tensors))
-    return _PROTOCOL + _ordered_dict() + _MARK + items + _SET_ITEMS + _STOP
+def _tensors(tree: Tree) -> Iterator[LazyTensor]:
+    """The tensors of a tree in its order."""
+    for value in tree.values():
+        if isinstance(value, Mapping):
+            yield from _tensors(value)
+        elif isinstance(value, LazyTensor):
+            yield value
+
+
+def _described(value: Tree | LazyTensor | int | float, numbers: Mapping[int, int]) -> bytes:
+    if isinstance(value, LazyTensor):
+        return _rebuilt(numbers[id(value)], value)
+    if isinstance(value, float):
+        return b"G" + struct.pack(">d", value)
+    if isinstance(value, int):
+        return _int(value)
+    items = b"".join(_text(name) + _described(entry, numbers) for name, entry in value.items())
+    return _ordered_dict() + _MARK + items + _SET_ITEMS
 
 
 def _rebuilt(number: int, tensor: LazyTensor) -> bytes:

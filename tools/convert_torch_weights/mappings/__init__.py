@@ -9,8 +9,8 @@ import jax
 
 from pid_jax.models import init_parameters
 from pid_jax.registry import unknown
-from tools.convert_torch_weights.mappings import (discriminator, pidnet, pixeldit_c2i, pixeldit_t2i,
-                                                  titok)
+from tools.convert_torch_weights.mappings import (discriminator, ditok, jit, pidnet,
+                                                  pixeldit_c2i, pixeldit_t2i, titok)
 from tools.convert_torch_weights.mappings.engine import (Table, jax_to_torch, make_table,
                                                          torch_to_jax)
 from tools.convert_torch_weights.mappings.network import Network
@@ -21,6 +21,8 @@ __all__ = ["NETWORKS", "Network", "Table", "convertible_networks", "jax_to_torch
 # By name. Weights are of the first network whose signature they hold.
 NETWORKS: dict[str, Network] = {network.name: network for network in (
     pidnet.NETWORK,
+    ditok.NETWORK,
+    jit.NETWORK,
     pixeldit_c2i.NETWORK,
     pixeldit_t2i.NETWORK,
     discriminator.NETWORK,
@@ -39,7 +41,7 @@ def table_for(name: str, options: dict[str, Any]) -> Table:
         raise unknown("model with a table", name, convertible)
     net = NETWORKS[name].build(name, **options)
     abstract = jax.eval_shape(lambda key: init_parameters(net, key), jax.random.key(0))
-    return make_table(name, NETWORKS[name].rules(net), abstract)
+    return make_table(name, NETWORKS[name].rules(net), abstract, NETWORKS[name].constants(net))
 
 
 def convertible_networks() -> list[str]:

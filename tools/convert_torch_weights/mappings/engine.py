@@ -2,15 +2,15 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from pid_jax.errors import UserError
-from tools.convert_torch_weights.mappings.transforms import (CONV, IDENTITY, Transform, linear,
-                                                             vector)
+from tools.convert_torch_weights.mappings.transforms import (CONV, IDENTITY, POINTWISE, Transform,
+                                                             linear, vector)
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
@@ -48,11 +48,15 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Every tensor of one network: entries by PyTorch key, our leaves' shapes by path."""
+    """Every tensor of one network: entries by PyTorch key, our leaves' shapes by path.
+
+    `constants` are tensors that PyTorch stores and this project computes, by key.
+    """
 
     model: str
     entries: Mapping[str, Entry]
     leaves: Mapping[str, jax.ShapeDtypeStruct]
+    constants: Mapping[str, Callable[[], np.ndarray]] = dataclasses.field(default_factory=dict)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """PyTorch key -> shape."""
@@ -71,12 +75,18 @@ def convolution(key: str, path: str) -> list[Rule]:
     return [Rule(f"{key}.weight", f"{path}/kernel", CONV), Rule(f"{key}.bias", f"{path}/bias")]
 
 
+def pointwise(key: str, path: str) -> list[Rule]:
+    """Rules of a 1 x 1 convolution that is a linear layer here."""
+    return [Rule(f"{key}.weight", f"{path}/kernel", POINTWISE), Rule(f"{key}.bias", f"{path}/bias")]
+
+
 def affine(key: str, path: str) -> list[Rule]:
     """Rules of a group or layer norm."""
     return [Rule(f"{key}.weight", f"{path}/scale"), Rule(f"{key}.bias", f"{path}/bias")]
 
 
-def make_table(model: str, rules: list[Rule], params: Mapping[str, Any]) -> Table:
+def make_table(model: str, rules: list[Rule], params: Mapping[str, Any],
+               constants: Mapping[str, Callable[[], np.ndarray]] | None = None) -> Table:
     """Expands rules over the (abstract) parameters; every leaf must match exactly one rule."""
     leaves = dict(flatten(params))
     entries = {}
@@ -84,7 +94,7 @@ def make_table(model: str, rules: list[Rule], params: Mapping[str, Any]) -> Tabl
         rule, numbers = _rule_for(rules, path)
         for entry in _entries(rule, numbers, path, leaf):
             entries[entry.key] = entry
-    return Table(model, entries, leaves)
+    return Table(model, entries, leaves, constants or {})
 
 
 def _rule_for(rules: list[Rule], path: str) -> tuple[Rule, dict[str, str]]:

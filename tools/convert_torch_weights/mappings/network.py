@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from pid_jax.models import build_model
@@ -116,6 +117,7 @@ class Network:
       objective: of configs that train it; None: it is not trained alone.
       licence: note on the weights, for the card.
       build: (name, **options) -> the Flax module; it has a method `all_parameters`.
+      constants: network -> tensors that PyTorch stores and this project computes, by key.
     """
 
     name: str
@@ -131,3 +133,4 @@ class Network:
     objective: str | None = None
     licence: str = licences.UNKNOWN
     build: Callable[..., Any] = build_model
+    constants: Callable[[Any], Mapping[str, Callable[[], np.ndarray]]] = lambda net: {}

@@ -23,6 +23,10 @@ class Transform:
 
 IDENTITY = Transform(lambda x: x, lambda x: x)
 CONV = Transform(lambda w: w.transpose(2, 3, 1, 0), lambda w: w.transpose(3, 2, 0, 1))
+POINTWISE = Transform(lambda w: w[:, :, 0, 0].T, lambda w: w.T[:, :, None, None])
+"""A 1 x 1 convolution [out, in, 1, 1] <-> a linear kernel [in, out]."""
+LEADING_ONE = Transform(lambda x: x[0], lambda x: x[None])
+"""[1, ...] <-> [...]."""
 
 
 def linear(rows: np.ndarray | None = None, columns: np.ndarray | None = None,
