@@ -1,6 +1,7 @@
 """Sample grids: which are drawn, what they are called, how they are scored."""
 
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ class Objective:
     """Draws pictures whose brightness is the weight plus the guidance."""
 
     lq_scale, sample_size = None, 16
+    net = types.SimpleNamespace(patch_size=8)
 
     def __init__(self, **sample):
         self.config = base_config()
