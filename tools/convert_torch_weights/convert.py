@@ -28,7 +28,7 @@ from tools.convert_torch_weights.readers import LazyTensor, open_source
 from tools.convert_torch_weights.readers.tensors import TORCH_DTYPES
 from tools.convert_torch_weights.recognise import recognise
 from tools.convert_torch_weights.settings import (
-    config_of_file, config_of_model, fitting_configs, model_options, table_of)
+    config_of_file, config_of_model, fitting_configs, model_options, refuse_family, table_of)
 from tools.convert_torch_weights.training_state import (projector_of, read_training_state,
                                                         with_projector)
 
@@ -80,6 +80,7 @@ def convert(request: Request) -> dict:
                      else tensors)
     table = _table(request.src, config)
     tensors = with_projector(table, layout, tensors)
+    refuse_family(request.src, config, {key: tensor.shape for key, tensor in tensors.items()})
     matched = match(source.path, table, tensors, request.allowed,
                     lambda: _hint(tensors))
     dtype = _dtype(request.dtype, matched.tensors)

@@ -104,8 +104,10 @@ def _explanation(table: Table, tensors: Mapping[str, LazyTensor], problems: list
     found, wanted = recognise(held), recognise(table.shapes())
     names = title(found, held), title(wanted, table.shapes())
     same = names[0] == names[1]
-    what = (f"these weights are not complete as {names[0]}" if same else
-            f"the weights are {names[0]}, but the config describes {names[1]}")
+    complete = not any(problem.endswith("is missing") for problem in problems)
+    what = (f"the weights are {names[0]}, but the config describes {names[1]}" if not same else
+            f"these weights are {names[0]} as in the config, but do not fit" if complete else
+            f"these weights are not complete as {names[0]}")
     options = [f"{name} is {value!r} in the weights, {wanted.options[name]!r} in the config"
                for name, value in found.options.items()
                if name in wanted.options and wanted.options[name] != value]

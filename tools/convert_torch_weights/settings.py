@@ -13,6 +13,7 @@ from ml_collections import ConfigDict, config_flags
 from pid_jax import config as config_lib
 from pid_jax.errors import UserError
 from tools.convert_torch_weights.mappings import NETWORKS, Table, convertible_networks, table_for
+from tools.convert_torch_weights.mappings.releases import FAMILIES
 from tools.convert_torch_weights.recognise import Recognised, Shapes, recognise, title
 
 _GEMMA = {"name": "gemma2", "width": 2304, "length": 300}
@@ -100,6 +101,20 @@ def _value(text: str):
     except ValueError:
         value = {"True": True, "False": False, "None": None}.get(text, text)
     return tuple(value) if isinstance(value, list) else value
+
+
+def refuse_family(src: str, config: ConfigDict, shapes: Shapes) -> None:
+    """Raises UserError when the config's codec is that of latents which the weights do not decode.
+
+    Codecs of this project's own (such as `dct`) are not known here, and pass.
+    """
+    found, network = recognise(shapes), NETWORKS.get(config.model.name)
+    if network is None or network.families is None or found.model != network.name:
+        return
+    fitting = network.families(found, shapes)
+    if fitting and config.codec.name in FAMILIES and config.codec.name not in fitting:
+        raise UserError(f"{src}: the weights are {title(found, shapes)}, but the config's latents "
+                        f"are {config.codec.name} (codec.name); {fitting_configs(found, shapes)}")
 
 
 def model_options(config: ConfigDict) -> tuple[str, dict]:

@@ -39,6 +39,7 @@ RELEASES = (
     Release("v1.5", ("flux", "qwenimage"), 16, _V1PT5),
     Release("v1.5", ("flux2",), 32, _V1PT5 | _COARSE | {"lq_latent_unpatchify_factor": 2}),
 )
+FAMILIES = frozenset(family for release in RELEASES for family in release.families)
 # Sizes of every released network, and of the LQ branch by version.
 _SIZES = {"hidden_size": 1536, "patch_size": 16, "patch_depth": 14, "pixel_depth": 2}
 _LQ_WIDTHS = {"v1": 512, "v1.5": 1024}
