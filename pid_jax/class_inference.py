@@ -32,9 +32,10 @@ class ClassGenerator:
         self._generate = jax.jit(self._draw, static_argnames="size")
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path, which: str = "ema") -> "ClassGenerator":
+    def from_checkpoint(cls, path: str | Path, which: str = "ema",
+                        lora_scale: float | None = None) -> "ClassGenerator":
         """From a class-conditional checkpoint; see `inference.load_checkpoint`."""
-        return cls(load_checkpoint(path, which, PixelDitC2I))
+        return cls(load_checkpoint(path, which, PixelDitC2I, lora_scale))
 
     @property
     def objective(self) -> PixelDitC2I:

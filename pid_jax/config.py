@@ -35,7 +35,8 @@ AT_LEAST = {
     1: ("total_steps", "data.batch_size", "data.image_size", "optim.accumulate",
         "checkpoint.every", "checkpoint.keep", "sample.every", "sample.steps", "sample.count",
         "sample.image_size", "log.every", "flow.dynamic_image_size", "repa.block",
-        "distill.student_every", "distill.steps", "distill.discriminator.num_conv_layers"),
+        "distill.student_every", "distill.steps", "distill.discriminator.num_conv_layers",
+        "lora.rank"),
     0: ("seed", "checkpoint.keep_every", "data.threads", "data.workers", "data.prefetch",
         "optim.lr", "optim.weight_decay", "flow.logit_std", "flow.loss_weight", "flow.time_steps",
         "align.weight", "align.sigma_power", "align.y_weight", "align.chroma_weight",
@@ -45,9 +46,9 @@ AT_LEAST = {
         "distill.fake_score.weight_decay", "distill.discriminator.lr",
         "distill.discriminator.weight_decay", "jit.p_std", "ditok.v_weight", "ditok.gamma_weight",
         "ditok.perceptual_weight")}
-POSITIVE = ("optim.eps", "optim.clip_norm", "optim.skip_grad_norm_threshold", "flow.shift",
-            "flow.dynamic_base_shift", "align.eps", "sample.shift", "sample.last_step",
-            "jit.t_eps", "jit.noise_scale")
+POSITIVE = ("lora.alpha", "optim.eps", "optim.clip_norm", "optim.skip_grad_norm_threshold",
+            "flow.shift", "flow.dynamic_base_shift", "align.eps", "sample.shift",
+            "sample.last_step", "jit.t_eps", "jit.noise_scale")
 UNIT = ("data.caption_dropout", "noising.latent_dropout", "noising.apply_prob",
         "noising.clean_latent_ratio", "flow.sigma_min", "sample.sigma", "sample.last_step",
         "ema.decay", "distill.first_time", "distill.time_min", "distill.time_max",
@@ -56,7 +57,7 @@ MAY_BE_INFINITE = ("optim.clip_norm", "optim.skip_grad_norm_threshold")
 LISTS = {
     "data.sizes": str, "data.caption_fields": str, "sample.prompts": str, "optim.betas": float,
     "optim.warm_up_steps": int, "optim.cycle_lengths": int, "optim.f_start": float,
-    "init_fresh": str, "init_unused": str, "sample.more_weights": str,
+    "lora.targets": str, "init_fresh": str, "init_unused": str, "sample.more_weights": str,
     "sample.more_guidance": float, "sample.more_sizes": int, "log.profile": int,
     "sample.guidance_interval": float,
     "optim.f_max": float, "optim.f_min": float, "distill.times": float,
@@ -88,6 +89,7 @@ def base_config() -> ConfigDict:
         "repa": _repa(),
         "jit": _jit(),
         "ditok": _ditok(),
+        "lora": _lora(),
         "mesh": _mesh(),
         "attention": "auto",  # local kernel: auto, dense, chunked, splash (TPU), cudnn (GPU)
         "checkpoint": _checkpoint(),
@@ -234,6 +236,16 @@ def _align() -> dict:
         "y_weight": 0.25,
         "chroma_weight": 1.0,
         "eps": 1e-3,
+    }
+
+
+def _lora() -> dict:
+    return {
+        "enabled": False,  # only the adapters train then
+        "rank": 32,
+        "alpha": 32.0,
+        # Image stream and pixel blocks; regular expressions found in the paths of kernels.
+        "targets": (r"/(qkv_x|proj_x|mlp_x/w[123]|mlp/fc[12])/kernel$",),
     }
 
 

@@ -54,7 +54,7 @@ class Row:
 def main(arguments: Sequence[str]) -> None:
     """Parses the command line, draws, and reports."""
     options = parse(arguments)
-    decoder = PixelDecoder.from_checkpoint(options.checkpoint, options.which)
+    decoder = PixelDecoder.from_checkpoint(options.checkpoint, options.which, options.lora_scale)
     untrained = (PixelDecoder.from_checkpoint(options.checkpoint, UNTRAINED)
                  if options.untrained else None)
     skipped: dict[str, str] = {}

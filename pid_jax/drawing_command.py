@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import pid_jax
-from pid_jax import inference, pictures
+from pid_jax import pictures
 from pid_jax.data import command
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
@@ -25,8 +25,11 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
                         help="a workdir (its newest checkpoint) or the folder of one step")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER",
                         help="where the pictures go; pictures of the same name are replaced")
-    parser.add_argument("--which", default="ema", choices=tuple(inference.WEIGHTS),
-                        help="the averaged weights, the last ones, or those before training")
+    parser.add_argument("--which", default="ema", metavar="WEIGHTS",
+                        help="ema (or another average by its name), net: the last weights, or "
+                        "untrained: those before training")
+    parser.add_argument("--lora_scale", type=float, metavar="SCALE",
+                        help="strength of low-rank adapters: 0 for none, 1 (default) as trained")
     parser.add_argument("--steps", type=int, help="solver steps; default: as the run's samples")
     parser.add_argument("--guidance", type=float,
                         help="classifier-free guidance, 1 for none; default: as the run's samples")

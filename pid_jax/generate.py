@@ -29,7 +29,8 @@ def main(arguments: Sequence[str]) -> None:
         generator, draw = ClassGenerator, draw_classes
     else:
         prompts, generator, draw = read_prompts(options), PixelGenerator, draw_all
-    generator = generator.from_checkpoint(options.checkpoint, options.which)
+    generator = generator.from_checkpoint(options.checkpoint, options.which,
+                                          options.lora_scale)
     drawn = []
     for number, (picture, note) in enumerate(draw(generator, prompts, options)):
         path = options.out / f"{number:03d}.png"

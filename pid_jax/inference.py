@@ -7,6 +7,7 @@ Both classes compile once per batch shape and step count. Every item of a batch 
 a picture does not depend on what it is drawn together with.
 """
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from pid_jax import models, objectives
 from pid_jax.config import check_config
 from pid_jax.diffusion import dpm_solver, few_step
 from pid_jax.errors import RunFailed, UserError
+from pid_jax.models.lora import AdaptedNet
 from pid_jax.objectives.base import Objective
 from pid_jax.objectives.pid_teacher import PidTeacher
 from pid_jax.objectives.pixeldit_t2i import PixelDitT2I
@@ -66,7 +68,8 @@ class Checkpoint:
                 "weights": self.which, "config": self.config.to_dict()}
 
 
-def load_checkpoint(path: str | Path, which: str, wanted: type[Objective]) -> Checkpoint:
+def load_checkpoint(path: str | Path, which: str, wanted: type[Objective],
+                    lora_scale: float | None = None) -> Checkpoint:
     """Loads what drawing needs; the optimizer is not read.
 
     Args:
@@ -75,19 +78,49 @@ def load_checkpoint(path: str | Path, which: str, wanted: type[Objective]) -> Ch
         "untrained" (drawn as at step 0). A converted checkpoint has one set of weights, which
         serves as both.
       wanted: the objective that the checkpoint must be of.
+      lora_scale: strength of the low-rank adapters, 0 for the network without them; default 1.
     Raises:
       UserError: no checkpoint there, one of another objective, or with weights of another network.
     """
     folder = checkpoint_lib.find_step_folder(path)
-    if which not in WEIGHTS and not (folder / which).is_dir():
-        raise UserError(f"weights {which!r} are unknown; choose one of {', '.join(WEIGHTS)}, or an "
-                        f"average that {folder} holds")
+    check_which(folder, which)
     objective = objectives.build(read_config(folder))
     if not isinstance(objective, wanted):
         name = objective.config.objective
         raise UserError(f"the checkpoint {folder} is of the objective {name!r}: draw with "
                         f"`python -m {COMMAND_OF[name]}`, or name a checkpoint for this command")
-    return Checkpoint(folder, which, objective, load_weights(folder, which, objective))
+    params = load_weights(folder, which, objective)
+    return Checkpoint(folder, which, *folded(objective, params, lora_scale))
+
+
+def check_which(folder: Path, which: str) -> None:
+    """Refuses weights that neither every checkpoint nor this one has."""
+    known = [*WEIGHTS, *checkpoint_lib.read_json(folder, checkpoint_lib.CARD).get("averages", ())]
+    if which not in known:
+        raise UserError(f"weights {which!r} are unknown; choose one of "
+                        f"{', '.join(dict.fromkeys(known))}")
+
+
+def folded(objective: Objective, params: Params, lora_scale: float | None
+           ) -> tuple[Objective, Params]:
+    """An objective and weights without adapters: they are added to the kernels.
+
+    Raises:
+      UserError: a scale for a network that has none, or one that is not finite.
+    """
+    if not isinstance(objective.net, AdaptedNet):
+        if lora_scale is not None:
+            raise UserError("lora_scale is set, but this checkpoint has no low-rank adapters; "
+                            "leave it out")
+        return objective, params
+    scale = 1.0 if lora_scale is None else lora_scale
+    if not np.isfinite(scale):
+        raise UserError(f"lora_scale is {scale}; expected a number, such as 1, or 0 for none")
+    plain = copy.copy(objective)
+    plain.net = objective.net.net
+    for known in ("abstract_params", "mask"):  # of the network with adapters
+        plain.__dict__.pop(known, None)
+    return plain, jax.jit(objective.net.lora.fold)(params, scale)
 
 
 def read_config(folder: Path) -> ConfigDict:
@@ -139,9 +172,10 @@ class PixelDecoder:
         self._decode = jax.jit(self._draw, static_argnames=("size", "scale"))
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path, which: str = "ema") -> "PixelDecoder":
+    def from_checkpoint(cls, path: str | Path, which: str = "ema",
+                        lora_scale: float | None = None) -> "PixelDecoder":
         """From a PiD checkpoint; see `load_checkpoint`."""
-        return cls(load_checkpoint(path, which, PidTeacher))
+        return cls(load_checkpoint(path, which, PidTeacher, lora_scale))
 
     @property
     def objective(self) -> PidTeacher:
@@ -231,9 +265,10 @@ class PixelGenerator:
         self._generate = jax.jit(self._draw, static_argnames=("size", "scale"))
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path, which: str = "ema") -> "PixelGenerator":
+    def from_checkpoint(cls, path: str | Path, which: str = "ema",
+                        lora_scale: float | None = None) -> "PixelGenerator":
         """From a text-to-image checkpoint; see `load_checkpoint`."""
-        return cls(load_checkpoint(path, which, PixelDitT2I))
+        return cls(load_checkpoint(path, which, PixelDitT2I, lora_scale))
 
     @property
     def objective(self) -> PixelDitT2I:
@@ -300,6 +335,11 @@ def sampler_settings(objective: Objective, height: int, width: int, steps: int |
                      ) -> SamplerSettings:
     """The given settings, with those of the run's samples in the place of None."""
     options = objective.config.sample
+    if not objective.guided:
+        if guidance not in (None, 1):
+            raise UserError(f"guidance is {guidance}, but this checkpoint is a distilled student, "
+                            "which draws without; leave it out")
+        guidance = 1.0
     guidance = float(options.guidance if guidance is None else guidance)
     if not np.isfinite(guidance):
         raise UserError(f"guidance is {guidance}; expected a finite number, 1 for none")

@@ -12,7 +12,7 @@ from pid_jax.inference import PixelGenerator
 @pytest.fixture
 def run(generator, t2i_checkpoint, tmp_path, monkeypatch):
     """Runs the command on the shared generator; gives its exit status. Output: tmp_path / "out"."""
-    monkeypatch.setattr(PixelGenerator, "from_checkpoint", lambda path, which="ema": generator)
+    monkeypatch.setattr(PixelGenerator, "from_checkpoint", lambda *_: generator)
     return lambda *arguments: command.run(generate.main, [
         "--checkpoint", str(t2i_checkpoint), "--out", str(tmp_path / "out"),
         *map(str, arguments)])

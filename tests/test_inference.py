@@ -4,9 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from pid_jax import inference
+from pid_jax import inference, objectives
 from pid_jax.errors import RunFailed, UserError
 from pid_jax.inference import PixelDecoder, PixelGenerator
+from tests import drawing, tiny
 
 
 def latents(count: int, seed: int = 0) -> np.ndarray:
@@ -36,7 +37,7 @@ def test_weights_are_chosen(decoder, pid_checkpoint):
     net = PixelDecoder.from_checkpoint(pid_checkpoint, "net").checkpoint.params
     assert not np.array_equal(average["final_layer"]["linear"]["kernel"],
                               net["final_layer"]["linear"]["kernel"])
-    with pytest.raises(UserError, match="ema, net, untrained"):
+    with pytest.raises(UserError, match="'best' are unknown; choose one of ema, net, untrained"):
         PixelDecoder.from_checkpoint(pid_checkpoint, "best")
 
 
@@ -96,3 +97,40 @@ def test_generating_depends_on_prompt_and_seed_only(generator):
     np.testing.assert_allclose(again, [two, one], atol=1e-5)
     with pytest.raises(UserError, match="patch size"):
         generator.generate(["a"], size=(20, 24))
+
+
+@pytest.fixture(scope="module")
+def student(tmp_path_factory):
+    """A decoder of a tiny distilled student with random weights."""
+    workdir = drawing.write_checkpoint(tmp_path_factory.mktemp("student"), "pid_student")
+    return PixelDecoder.from_checkpoint(workdir)
+
+
+def test_student_draws_without_guidance_and_each_item_by_its_own_seed(student):
+    batch = latents(2)
+    together = student.decode(batch, ["a", "b"], seed=[5, 6])
+    np.testing.assert_allclose(student.decode(batch[1:], "b", seed=6), together[1:], atol=1e-5)
+    settings = inference.sampler_settings(student.objective, 32, 48)
+    assert settings.note() == {"steps": 2, "guidance": 1.0, "negative_prompt": ""}
+    with pytest.raises(UserError, match="guidance is 3.0, but this checkpoint is a distilled"):
+        student.decode(latents(1), guidance=3.0)
+
+
+def test_adapters_are_folded_by_their_scale(tmp_path):
+    config = tiny.config("pixeldit_t2i", "unused")
+    config.lora.update({"enabled": True, "rank": 2, "targets": ("attn/qkv_x/kernel$",)})
+    objective = objectives.build(config)
+    params = drawing.random_like(objective.abstract_params, 0)
+    found = {scale: inference.folded(objective, params, scale) for scale in (0.0, None, 2.0)}
+    kernel = {scale: np.asarray(tree["patch_blocks"]["attn"]["qkv_x"]["kernel"])
+              for scale, (_, tree) in found.items()}
+    np.testing.assert_array_equal(kernel[0.0], params["patch_blocks"]["attn"]["qkv_x"]["kernel"])
+    np.testing.assert_allclose(kernel[2.0] - kernel[0.0], 2 * (kernel[None] - kernel[0.0]),
+                               rtol=1e-3, atol=1e-5)
+    plain, tree = found[None]
+    assert jax.tree.structure(tree) == jax.tree.structure(plain.abstract_params)
+
+
+def test_a_scale_needs_adapters(t2i_checkpoint):
+    with pytest.raises(UserError, match="has no low-rank adapters"):
+        PixelGenerator.from_checkpoint(t2i_checkpoint, lora_scale=0.5)

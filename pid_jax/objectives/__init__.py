@@ -9,7 +9,8 @@ from pid_jax.data.token_cache import TokenCache
 from pid_jax.encoders import perceptual
 from pid_jax.encoders.repa_teacher import check_teacher
 from pid_jax.errors import UserError
-from pid_jax.objectives.base import Objective
+from pid_jax.models.lora import AdaptedNet
+from pid_jax.objectives.base import Objective, make_lora
 from pid_jax.objectives.ditok_stage2 import DiTokStage2
 from pid_jax.objectives.jit_c2i import JitC2I
 from pid_jax.objectives.pid_student import PidStudent
@@ -40,22 +41,27 @@ def build(config: ConfigDict, mesh: Mesh | None = None) -> Objective:
         attention=make_attention(mesh, config.attention, config.mesh.sequence_attention),
         constrain=make_constrain(mesh), **config.model)
     if config.objective == "pixeldit_c2i":
-        return PixelDitC2I(config, net, build_teacher(config, net))
+        return PixelDitC2I(config, adapted(config, net), build_teacher(config, net))
     if config.objective == "jit_c2i":
-        return JitC2I(config, net)
+        return JitC2I(config, adapted(config, net))
     if config.objective == "ditok_stage2":
-        return build_ditok(config, net)
+        return build_ditok(config, adapted(config, net))
     text = encoders.build_text_encoder(**config.text)
     check_text(net, text)
     if config.objective == "pixeldit_t2i":
-        return PixelDitT2I(config, net, text, build_teacher(config, net))
+        return PixelDitT2I(config, adapted(config, net), text, build_teacher(config, net))
     codec = encoders.build_codec(**config.codec)
     check_codec(net, codec)
     if config.objective == "pid_teacher":
-        return PidTeacher(config, net, text, codec)
+        return PidTeacher(config, adapted(config, net), text, codec)
     # Nothing trains the auxiliary head in distillation.
-    net = net.clone(lq_aux_rgb_head=False)
+    net = adapted(config, net.clone(lq_aux_rgb_head=False))
     return PidStudent(config, net, build_discriminator(config), text, codec)
+
+
+def adapted(config: ConfigDict, net):
+    """The network, with low-rank adapters where the config asks for them."""
+    return AdaptedNet(net, make_lora(config.lora)) if config.lora.enabled else net
 
 
 def build_discriminator(config: ConfigDict) -> models.Discriminator:

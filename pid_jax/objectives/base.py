@@ -19,6 +19,7 @@ from pid_jax.encoders.frozen import Frozen
 from pid_jax.encoders.protocols import LatentCodec, TextEncoder
 from pid_jax.errors import UserError
 from pid_jax.flops import Flops, count_flops, counted_attention
+from pid_jax.models.lora import Lora
 from pid_jax.models.placement import unconstrained
 from pid_jax.training import ema, freezing, optim
 from pid_jax.training.state import Params, TrainState, step_key
@@ -41,6 +42,7 @@ class Objective(abc.ABC):
       codec: the latent codec of objectives that have one.
       fresh_parameters: path patterns of parameters that `init_from` may lack.
       unused_parameters: path patterns of parameters of `init_from` that are left out.
+      guided: whether drawing takes a guidance scale.
       lq_scale: how much larger pictures are than the low-quality ones that they follow, if any.
       needs_heldout: `sample_inputs` reads pictures that training does not see.
     """
@@ -49,6 +51,7 @@ class Objective(abc.ABC):
     fresh_parameters: tuple[str, ...] = ()
     unused_parameters: tuple[str, ...] = ()
     needs_heldout: bool = False
+    guided: bool = True
     lq_scale: int | None = None
 
     def __init__(self, config: ConfigDict, net: Any, text: TextEncoder):
@@ -93,8 +96,9 @@ class Objective(abc.ABC):
 
     @functools.cached_property
     def mask(self) -> dict:
-        """Which parameters train; see `freezing.trainable_mask`."""
-        return freezing.trainable_mask(self.abstract_params, self.frozen_rules())
+        """Which parameters train; see `freezing.trainable_mask`. Of a net with adapters, they."""
+        rules = (freezing.ALL_BUT_LORA,) if self.config.lora.enabled else self.frozen_rules()
+        return freezing.trainable_mask(self.abstract_params, rules)
 
     @functools.cached_property
     def abstract_params(self) -> Params:
@@ -319,6 +323,11 @@ def make_optimizer(options: ConfigDict) -> optim.AdamW:
     return optim.AdamW(
         learning_rate=options.lr, multiplier=schedule, beta1=options.betas[0],
         beta2=options.betas[1], eps=options.eps, weight_decay=options.weight_decay, clip=clip)
+
+
+def make_lora(options: ConfigDict) -> Lora:
+    """The adapters that the config section `lora` describes."""
+    return Lora(options.rank, options.alpha, options.targets)
 
 
 def make_averages(options: ConfigDict) -> tuple[ema.EmaSpec, ...]:

@@ -26,6 +26,7 @@ from pid_jax import models
 from pid_jax.diffusion import few_step, flow, guidance, losses, schedules, time_sampling
 from pid_jax.encoders.protocols import LatentCodec, TextEncoder
 from pid_jax.errors import UserError
+from pid_jax.models.lora import without_adapters
 from pid_jax.models.outputs import NetOutput
 from pid_jax.objectives.base import (Batch, Metrics, Update, make_optimizer, masked_gradients,
                                      masked_update)
@@ -49,6 +50,7 @@ class PidStudent(PidTeacher):
     """
 
     fresh_parameters = ()
+    guided = False
     unused_parameters = (r"^lq_proj/lq_aux_rgb_head/",)
 
     def __init__(self, config: ConfigDict, net: Any, discriminator: Any, text: TextEncoder,
@@ -91,11 +93,12 @@ class PidStudent(PidTeacher):
     def masks(self) -> dict[str, dict]:
         """By phase, which parameters of which network train."""
         nothing = jax.tree.map(lambda _: False, self.mask)
+        teacher = without_adapters(nothing)
         judge = jax.eval_shape(self.initial_discriminator)
         fixed = {name: jax.tree.map(lambda _: False, tree) for name, tree in judge.items()}
         moving = {name: jax.tree.map(lambda _: True, tree) for name, tree in judge.items()}
-        return {STUDENT: {STUDENT: self.mask, FAKE_SCORE: nothing, TEACHER: nothing, **fixed},
-                FAKE_SCORE: {STUDENT: nothing, FAKE_SCORE: self.mask, TEACHER: nothing, **moving}}
+        return {STUDENT: {STUDENT: self.mask, FAKE_SCORE: nothing, TEACHER: teacher, **fixed},
+                FAKE_SCORE: {STUDENT: nothing, FAKE_SCORE: self.mask, TEACHER: teacher, **moving}}
 
     def initial_discriminator(self) -> dict[str, Params]:
         """Fresh weights by name; empty without a discriminator."""
@@ -107,7 +110,7 @@ class PidStudent(PidTeacher):
     def init(self, rng: jax.Array) -> TrainState:
         """A fresh state whose teacher has the student's first weights."""
         state = super().init(rng)
-        return state.replace(frozen={TEACHER: self.stored(state.params)})
+        return state.replace(frozen={TEACHER: self.stored(without_adapters(state.params))})
 
     def stored(self, params: Params) -> Params:
         """A frozen network's weights, copied, in the dtype that they are kept in."""

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from pid_jax.diffusion import degrade, dpm_solver, few_step, flow, guidance, losses, noising
 from pid_jax.encoders.protocols import LatentCodec, TextEncoder
+from pid_jax.models import repa
 from pid_jax.objectives.base import Batch, Metrics, Objective, float_shape, check_divides
 from pid_jax.training import freezing
 from pid_jax.training.state import Params
@@ -34,6 +35,7 @@ class PidTeacher(Objective):
     """
 
     fresh_parameters = (r"^lq_proj/", r"^pit_lq_gate/")
+    unused_parameters = (rf"^{repa.NAME}/",)
     needs_heldout = True
 
     def __init__(self, config: ConfigDict, net: Any, text: TextEncoder, codec: LatentCodec):

@@ -39,6 +39,9 @@ LAST_BLOCK_TEXT = Freeze(r"patch_blocks/(attn/proj_y|norm_y2|mlp_y)/.*", layers=
 ALL_BUT_LQ = Freeze(r"(?!lq_proj/|pit_lq_gate/).*")
 """Everything outside the low-quality branch (`train_lq_proj_only`)."""
 
+ALL_BUT_LORA = Freeze(r"(?!lora/).*")
+"""The network's own parameters, where low-rank adapters train."""
+
 
 def trainable_mask(params: Tree, rules: Sequence[Freeze]) -> dict:
     """A tree like `params` with True (trains), False (frozen) or a bool array [depth, 1, ...].

@@ -27,7 +27,8 @@ from pid_jax.training.weights import read_weights
 
 logger = logging.getLogger(__name__)
 
-FIXED_SECTIONS = ("objective", "model", "codec", "text", "param_dtype", "seed")
+FRESH_ADAPTERS = r"^lora/"  # a network without adapters gets fresh ones, which change nothing
+FIXED_SECTIONS = ("objective", "model", "lora", "codec", "text", "param_dtype", "seed")
 
 
 def initial_state(config: ConfigDict, objective: Objective, mesh: Mesh,
@@ -96,7 +97,7 @@ def initial_weights(config: ConfigDict, objective: Objective, abstract: Params) 
     name = checkpoint.weights_item(folder)
     logger.info("starting from the %s weights of %s", name, folder)
     params, fresh = read_weights(folder, name, abstract, "config.init_from",
-                                 (*objective.fresh_parameters, *config.init_fresh),
+                                 (*objective.fresh_parameters, FRESH_ADAPTERS, *config.init_fresh),
                                  (*objective.unused_parameters, *config.init_unused),
                                  objective.source_paths)
     if fresh:

@@ -45,7 +45,8 @@ WITHOUT_COUNTERPART = {
     r"model\.config\.y_norm(_scale_factor)?": "read by nothing in the reference",
     r"model\.config\.text_encoder_name": "the released Gemma; our `text.name`",
     r"model\.config\.(repa_config|loss_weights\.repa)": "REPA is off",
-    r"model\.config\.lora_config\..*": "LoRA is off",
+    r"model\.config\.lora_config\.(lora_target_modules|adapter_name)":
+        "names of torch modules; our lora.targets are paths",
     r"model\.config\.tokenizer\.chunk_duration": "video",
     r"model\.config\.tokenizer\.(decoder|final|native|normal|pretrained|resize)_?\w*":
         "sizes and files of the two released feature codecs; fixed by the codec of that name",
@@ -154,6 +155,9 @@ VALUES: dict[str, Callable[[ConfigDict], Any]] = {
     "model.config.net_discriminator.inner_dim": lambda c: c.model.hidden_size,
     **{f"model.config.net_discriminator.{key}": lambda c, key=key: c.distill.discriminator[key]
        for key in ("num_conv_layers", "patch_logits")},
+    "model.config.lora_config.enabled": lambda c: c.lora.enabled,
+    "model.config.lora_config.lora_rank": lambda c: c.lora.rank,
+    "model.config.lora_config.lora_alpha": lambda c: c.lora.alpha,
     "optimizer.lr": lambda c: c.optim.lr,
     "optimizer.weight_decay": lambda c: c.optim.weight_decay,
     "optimizer.betas": lambda c: list(c.optim.betas),
