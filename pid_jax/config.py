@@ -73,7 +73,7 @@ def base_config() -> ConfigDict:
         "dtype": "float32",  # compute
         "param_dtype": "float32",  # parameters, optimizer and EMA
         "init_from": config_dict.placeholder(str),  # weights only, from step 0
-        "init_fresh": (),  # path patterns of parameters that init_from may lack: drawn from the seed
+        "init_fresh": (),  # path patterns of parameters that init_from may lack: they are drawn
         "init_unused": (),  # and of those in it that the network lacks: left out
         "resume": config_dict.placeholder(str),  # everything, from another run's folder
         "model": {"name": "pixeldit_t2i"},
@@ -431,7 +431,8 @@ def _check_averages(config: ConfigDict) -> None:
             raise UserError(f"config.sample.weights is {name!r}; expected one of "
                             f"{', '.join(sorted(known))}")
     if len(config.log.profile) not in (0, 2):
-        raise UserError(f"config.log.profile is {config.log.profile!r}; expected (first, last) step")
+        raise UserError(f"config.log.profile is {config.log.profile!r}; expected (first step, "
+                        "last step)")
 
 
 def _check_accumulation(config: ConfigDict) -> None:

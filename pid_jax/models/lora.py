@@ -83,7 +83,8 @@ class Lora:
                 change = jnp.matmul(down, adapters[f"{parent}/up/kernel"],
                                     precision=jax.lax.Precision.HIGHEST)
                 kernel = own[f"{parent}/kernel"]
-                own[f"{parent}/kernel"] = kernel + (scale * self.scale * change).astype(kernel.dtype)
+                change = (scale * self.scale * change).astype(kernel.dtype)
+                own[f"{parent}/kernel"] = kernel + change
         return traverse_util.unflatten_dict(own, sep="/")
 
 

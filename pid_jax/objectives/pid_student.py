@@ -144,7 +144,8 @@ class PidStudent(PidTeacher):
 
     def phase(self, step: int) -> str:
         """The student's phase opens every `student_every` updates."""
-        return STUDENT if schedules.student_phase(step, self.options.student_every)[0] else FAKE_SCORE
+        of_student, _ = schedules.student_phase(step, self.options.student_every)
+        return STUDENT if of_student else FAKE_SCORE
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """One update of the student."""

@@ -61,7 +61,8 @@ class Checkpointer:
         # Folders are made in this thread: a workdir that cannot be written to fails at once
         # instead of leaving Orbax's threads waiting for a folder that never comes.
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=self.retention, enable_async_checkpointing=True, cleanup_tmp_directories=True,
+            preservation_policy=self.retention, enable_async_checkpointing=True,
+            cleanup_tmp_directories=True,
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False))
         self._manager = ocp.CheckpointManager(self.folder, options=options)
         self._pending: tuple[int, float] | None = None
