@@ -11,17 +11,21 @@ Expect: `samples/step_*.png` (bicubic | PiD | truth) become recognisable photogr
 
 Beside the reference's teacher everything trains (there is no backbone to freeze), the network
 predicts the picture, and each patch is one latent cell: 8 pixels, 2 of the small picture.
+
+`:flux`, `:qwenimage` and so on put another codec in place, tiny and with random weights.
 """
 
 from ml_collections import ConfigDict
 
 from configs.common import networks, quickstart
+from pid_jax.encoders import CODECS, build_codec
+from pid_jax.registry import unknown
 
 STEPS = 2000
 
 
 def get_config(variant: str = "") -> ConfigDict:
-    """The config; it has no variants."""
+    """The config; a variant is the name of a latent codec to use in its place."""
     config = quickstart.quickstart()
     config.objective = "pid_teacher"
     config.codec = ConfigDict({"name": "dct", "block": 2})
@@ -58,4 +62,18 @@ def get_config(variant: str = "") -> ConfigDict:
     config.sample.steps = 2
     config.sample.guidance = 1.0
     config.log.every = 100
+    if variant:
+        _use_codec(config, variant)
     return config
+
+
+def _use_codec(config: ConfigDict, name: str) -> None:
+    """Tiny and with random weights, whose latents mean nothing: only to see that all runs."""
+    if name not in CODECS or name == "dct":
+        raise unknown("variant", name, CODECS.keys() - {"dct"})
+    config.codec = ConfigDict({"name": name, "weights": "random"})
+    codec = build_codec(**config.codec)
+    config.model.lq_latent_channels = codec.channels
+    config.model.latent_spatial_down_factor = codec.spatial_factor
+    if name in ("dinov2", "siglip"):  # they take one size of picture
+        config.data.image_size = config.sample.image_size = 4 * 32

@@ -174,8 +174,8 @@ def open_codec(family: str, weights: str = "", dtype: str = "float32",
       dtype, band: see `AutoEncoderCodec`.
     """
     if weights == RANDOM:
-        network = network_of(family, **TINY)
-        return AutoEncoderCodec(family, network, lambda: random_params(shapes_of(network)), dtype, band)
-    opened = open_weights(family, weights)
-    network = network_of(family, **opened.options)
-    return AutoEncoderCodec(family, network, lambda: opened.read(shapes_of(network)), dtype, band)
+        network, read = network_of(family, **TINY), random_params
+    else:
+        opened = open_weights(family, weights)
+        network, read = network_of(family, **opened.options), opened.read
+    return AutoEncoderCodec(family, network, lambda: read(shapes_of(network)), dtype, band)

@@ -167,24 +167,18 @@ def open_text_encoder(width: int = 2304, length: int = 300,
         return _open_stored(stored, width, length)
     options = {"dtype": check_dtype(dtype), "attn_softcap": attn_softcap}
     if weights == RANDOM:
-        network = Gemma2(hidden_size=width, **TINY, **options)
-
-        def read() -> Params:
-            return random_params(shapes_of(network))
+        network, read = Gemma2(hidden_size=width, **TINY, **options), random_params
     else:
         opened = open_weights("gemma2", weights)
-        network = Gemma2(**opened.options, **options)
-
-        def read() -> Params:
-            return opened.read(shapes_of(network))
+        network, read = Gemma2(**opened.options | options), opened.read
     if network.hidden_size != width:
         raise UserError(f"config.text.width is {width}, but {folder_of('gemma2', weights)} holds a "
                         f"Gemma-2 of width {network.hidden_size}; set the width, and that of the "
                         "network, to it")
     file = Path(tokenizer) if tokenizer else folder_of("gemma2", weights)
     return GemmaTextEncoder(
-        network, read, lambda: Layout(load_tokenizer(file), "\n".join(instruction), length),
-        length, batch)
+        network, lambda: read(shapes_of(network)),
+        lambda: Layout(load_tokenizer(file), "\n".join(instruction), length), length, batch)
 
 
 def _open_stored(folder: str, width: int, length: int) -> StoredTextEncoder:

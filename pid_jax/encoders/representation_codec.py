@@ -55,8 +55,9 @@ FAMILIES = {
     "siglip": Family(SIGLIP, {"in_size": 1152, "patch_size": 14, "grid": 16}, 224,
                      resampling.bicubic_antialias_matrix, (0.5,) * 3, (0.5,) * 3,
                      statistics=False, output_size=256)}
-TINY = ({"num_layers": 1, "num_heads": 2, "mlp_size": 32},
-        {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "mlp_size": 32})
+TINY_GRID = 2
+TINY = ({"num_layers": 1, "num_heads": 2, "mlp_size": 32, "grid": TINY_GRID},
+        {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "mlp_size": 32, "grid": TINY_GRID})
 
 
 class RepresentationCodec(Frozen):
@@ -81,7 +82,11 @@ class RepresentationCodec(Frozen):
 
     def shapes(self) -> Params:
         """Those of both networks and of the statistics."""
-        return shapes_of_all(self.family, self.encoder, self.decoder)
+        shapes = {"encoder": shapes_of(self.encoder), "decoder": shapes_of(self.decoder)}
+        if self.settings.statistics:
+            cell = jax.ShapeDtypeStruct((self.grid, self.grid, self.channels), jnp.float32)
+            shapes["stats"] = {"mean": cell, "var": cell}
+        return shapes
 
     @property
     def channels(self) -> int:
@@ -163,30 +168,24 @@ def networks_of(name: str, encoder: dict[str, Any], decoder: dict[str, Any]
     return Vit(**family.encoder | encoder), MaeDecoder(**family.decoder | decoder)
 
 
-def shapes_of_all(name: str, encoder: Vit, decoder: MaeDecoder) -> Params:
-    """Shapes of a codec's parameters."""
-    shapes = {"encoder": shapes_of(encoder), "decoder": shapes_of(decoder)}
-    if FAMILIES[name].statistics:
-        side = FAMILIES[name].input_size // encoder.patch_size
-        cell = jax.ShapeDtypeStruct((side, side, encoder.hidden_size), jnp.float32)
-        shapes["stats"] = {"mean": cell, "var": cell}
-    return shapes
-
-
 def open_codec(name: str, weights: str = "", dtype: str = "float32") -> RepresentationCodec:
     """The codec of a latent space.
 
     Args:
       weights: folder with the weights (see `encoders.weights`), or "random" for tiny networks with
-        random ones.
+        random ones, which encode pictures of 32 pixels.
       dtype: see `RepresentationCodec`.
     """
+    family = FAMILIES[name]
     if weights == RANDOM:
         encoder, decoder = networks_of(name, *TINY)
-        return RepresentationCodec(name, FAMILIES[name], encoder, decoder, lambda: random_params(
-            shapes_of_all(name, encoder, decoder)), dtype)
-    opened = open_weights(name, weights)
-    encoder, decoder = networks_of(
-        name, opened.options.get("encoder", {}), opened.options.get("decoder", {}))
-    return RepresentationCodec(name, FAMILIES[name], encoder, decoder, lambda: opened.read(
-        shapes_of_all(name, encoder, decoder)), dtype)
+        family = dataclasses.replace(family, input_size=TINY_GRID * encoder.patch_size,
+                                     output_size=TINY_GRID * RepresentationCodec.spatial_factor)
+        read = random_params
+    else:
+        opened = open_weights(name, weights)
+        encoder, decoder = networks_of(
+            name, opened.options.get("encoder", {}), opened.options.get("decoder", {}))
+        read = opened.read
+    codec = RepresentationCodec(name, family, encoder, decoder, lambda: read(codec.shapes()), dtype)
+    return codec

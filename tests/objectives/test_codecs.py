@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from configs import quickstart_pid
 from pid_jax import encoders, objectives, train
 from pid_jax.errors import UserError
 from pid_jax.parallel.mesh import single_device
@@ -63,6 +64,18 @@ def test_a_run_with_random_weights(tmp_path):
     config.total_steps, config.data.batch_size = 1, 2
     state = train.run(config, str(tmp_path / "run"))
     assert int(state.step) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_quick_start_runs(tmp_path, family):
+    """With samples: the codec encodes pictures of training and held-out ones."""
+    config = quickstart_pid.get_config(family)
+    config.data.path = str(tiny.write_dataset(tmp_path / "data", size=128))
+    config.sample.heldout = config.data.path
+    config.total_steps = config.sample.every = 2
+    state = train.run(config, str(tmp_path / "run"))
+    assert int(state.step) == 2 and list((tmp_path / "run" / "samples").glob("*.png"))
 
 
 def test_missing_weights_end_the_run_before_it_reads_data(tmp_path, monkeypatch):
