@@ -71,7 +71,7 @@ def test_a_run_with_random_weights(tmp_path):
 def test_the_quick_start_runs(tmp_path, family):
     """With samples: the codec encodes pictures of training and held-out ones."""
     config = quickstart_pid.get_config(family)
-    config.data.path = str(tiny.write_dataset(tmp_path / "data", size=128))
+    config.data.path = str(tiny.write_dataset(tmp_path / "data", size=256))
     config.sample.heldout = config.data.path
     config.total_steps = config.sample.every = 2
     state = train.run(config, str(tmp_path / "run"))

@@ -26,6 +26,12 @@ class Objective:
     def with_average(self, params, average):
         return average
 
+    def codec_params(self, sharding):
+        return {}
+
+    def with_codec_params(self, params):
+        return self
+
     def sample_inputs(self, heldout):
         return {"text": np.zeros((2, 1), np.float32)}
 
