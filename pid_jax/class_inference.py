@@ -13,6 +13,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from pid_jax.errors import UserError
 from pid_jax.inference import (STEP_NOISE, Checkpoint, check_finite, load_checkpoint, seeds,
@@ -21,14 +23,19 @@ from pid_jax.objectives.pixeldit_c2i import PixelDitC2I
 
 
 class ClassGenerator:
-    """Draws pictures from class numbers.
+    """Draws pictures from class numbers, spread over this process's devices.
 
     Attributes:
       checkpoint: weights and objective.
+      devices: how many; batches that they do not divide are drawn whole on each of them.
     """
 
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
+        mesh = Mesh(np.asarray(jax.local_devices()), ("batch",))
+        self.devices = mesh.size
+        self._whole, self._rows = (NamedSharding(mesh, spec) for spec in (P(), P("batch")))
+        self._params = jax.device_put(checkpoint.params, self._whole)
         self._generate = jax.jit(self._draw, static_argnames="size")
 
     @classmethod
@@ -62,9 +69,9 @@ class ClassGenerator:
         self.objective.check_picture(*size)
         table = self.objective.solver_table(
             *size, self.objective.config.sample.steps if steps is None else steps, guidance)
-        pictures = self._generate(
-            self.checkpoint.params, seeds(seed, len(labels)),
-            check_labels(labels, self.objective.net.null_label), table, size=size)
+        rows = (seeds(seed, len(labels)), check_labels(labels, self.objective.net.null_label))
+        place = self._whole if len(labels) % self.devices else self._rows
+        pictures = self._generate(self._params, *jax.device_put(rows, place), table, size=size)
         return check_finite(pictures, "picture")
 
     def note(self, steps: int | None = None, guidance: float | None = None) -> dict[str, Any]:

@@ -115,9 +115,10 @@ class DrawnRun:
             return to_uint8(self._generator.generate(
                 labels, steps=self._options.steps, guidance=self._guidance, seed=seeds))
 
-        drawing.draw_parts(self._plan, draw, self._folder, self._settings,
-                           self._options.batch_size, jax.process_index(), jax.process_count(),
-                           command.show)
+        devices = self._generator.devices
+        batch = -(-self._options.batch_size // devices) * devices
+        drawing.draw_parts(self._plan, draw, self._folder, self._settings, batch,
+                           jax.process_index(), jax.process_count(), command.show)
 
     def score(self, extract: features.Extract, reference: features.Reference | None) -> dict:
         """The scores with every setting; writes ADM's file and a sheet of the first pictures."""
@@ -181,7 +182,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--guidance", nargs="+", type=float, default=[None], metavar="SCALE",
                         help="guidance scales; default: that of the run's samples")
     parser.add_argument("--count", type=command.count, default=50_000, help="pictures of a run")
-    parser.add_argument("--batch_size", type=command.count, default=50, help="drawn at once")
+    parser.add_argument("--batch_size", type=command.count, default=50, help="drawn at once by a host; rounded up to its devices")
     parser.add_argument("--steps", type=command.count, help="default: as the run's samples")
     parser.add_argument("--seed", type=int, default=0, help="of the first picture")
     parser.add_argument("--period", type=command.count, metavar="PIXELS",
