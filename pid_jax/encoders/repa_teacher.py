@@ -1,11 +1,14 @@
 """The frozen features that representation alignment (REPA, arXiv 2410.06940) aligns with."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pid_jax.diffusion import resampling
 from pid_jax.encoders.protocols import LatentCodec
+from pid_jax.encoders.representation_codec import FEATURE_EPS, RepresentationCodec
 from pid_jax.errors import UserError
+from pid_jax.models.convolution import layer_norm
 
 IMAGENET_MEAN = np.float32([0.485, 0.456, 0.406])
 IMAGENET_STD = np.float32([0.229, 0.224, 0.225])
@@ -27,8 +30,17 @@ def dino_input(images: jax.Array) -> jax.Array:
 
 
 def teacher_tokens(teacher: LatentCodec, images: jax.Array) -> jax.Array:
-    """Frozen features [B, L, channels] of pictures float32 [B, H, W, 3] in [-1, 1]."""
-    latents = teacher.encode(images)
+    """Frozen features [B, L, channels] of pictures float32 [B, H, W, 3] in [-1, 1].
+
+    Of the codec `dinov2` the tokens of its transformer for `dino_input`, after a LayerNorm without
+    scale; of any other its latents.
+    """
+    if isinstance(teacher, RepresentationCodec) and teacher.family == "dinov2":
+        seen = dino_input(images).astype(teacher.dtype)
+        hidden = teacher.encoder.apply({"params": teacher.arrays["encoder"]}, seen)
+        latents = layer_norm({}, hidden.astype(jnp.float32), FEATURE_EPS)
+    else:
+        latents = teacher.encode(images)
     return jax.lax.stop_gradient(latents.reshape(len(images), -1, latents.shape[-1]))
 
 

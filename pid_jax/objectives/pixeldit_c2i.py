@@ -37,10 +37,10 @@ class PixelDitC2I(Objective):
     fresh_parameters = (rf"^{repa.NAME}/",)
     unused_parameters = (rf"^{repa.NAME}/",)
 
-    def __init__(self, config: ConfigDict, net: Any, teacher: LatentCodec | None = None):
-        """Holds the pieces; `teacher` makes the features of REPA where config.repa.weight > 0."""
+    def __init__(self, config: ConfigDict, net: Any, codec: LatentCodec | None = None):
+        """Holds the pieces; `codec` makes the features of REPA where config.repa.weight > 0."""
         super().__init__(config, net, text=None)
-        self.teacher = teacher
+        self.codec = codec
 
     def frozen_rules(self) -> tuple[freezing.Freeze, ...]:
         """Everything trains."""
@@ -63,7 +63,7 @@ class PixelDitC2I(Objective):
         found = {**batch, "noise": jax.random.normal(noise_key, image.shape),
                  "t": self.times(draw(time_key, (len(image),)))}
         if self.config.repa.weight:
-            found["features"] = teacher_tokens(self.teacher, image)
+            found["features"] = teacher_tokens(self.codec, image)
         return found
 
     def times(self, draws: jax.Array) -> jax.Array:

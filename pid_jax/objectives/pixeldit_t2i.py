@@ -33,10 +33,10 @@ class PixelDitT2I(Objective):
     fresh_parameters = (rf"^{repa.NAME}/",)
 
     def __init__(self, config: Any, net: Any, text: TextEncoder,
-                 teacher: LatentCodec | None = None):
-        """Holds the pieces; `teacher` makes the features of REPA where config.repa.weight > 0."""
+                 codec: LatentCodec | None = None):
+        """Holds the pieces; `codec` makes the features of REPA where config.repa.weight > 0."""
         super().__init__(config, net, text)
-        self.teacher = teacher
+        self.codec = codec
 
     def prepare(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """`image` and `text` of a pipeline's batch; caption dropout has been done there."""
@@ -48,7 +48,7 @@ class PixelDitT2I(Objective):
         time_key, noise_key = jax.random.split(rng)
         found = {**batch, "noise": jax.random.normal(noise_key, image.shape)}
         if self.config.repa.weight:
-            found["features"] = teacher_tokens(self.teacher, image)
+            found["features"] = teacher_tokens(self.codec, image)
         if not steps:
             return found | {"t": self.draw_times(time_key, *image.shape[:3])}
         flow_options = self.config.flow

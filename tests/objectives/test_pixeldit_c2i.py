@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pid_jax import objectives
+from pid_jax import encoders, objectives
 from pid_jax.diffusion import losses
 from pid_jax.encoders import repa_teacher
 from pid_jax.errors import UserError
@@ -88,6 +88,8 @@ def test_teacher_input_and_tokens():
         def encode(self, images):
             return jnp.ones((len(images), 4, 2, 5))
 
+    dino = encoders.build_codec("dinov2", weights="random")
+    assert repa_teacher.teacher_tokens(dino, images).shape == (1, 2, dino.channels)
     tokens = repa_teacher.teacher_tokens(Teacher(), images)
     assert tokens.shape == (1, 8, 5)
     assert float(losses.alignment_loss(tokens, 2 * tokens)) == pytest.approx(0, abs=1e-6)
