@@ -24,13 +24,12 @@ import numpy as np
 
 from pid_jax import drawing_command, inference
 from pid_jax.data import command, latent_files
-from pid_jax.decode_requests import Request, latent_requests, picture_requests
+from pid_jax.decode_requests import Request, codec_picture, latent_requests, picture_requests
 from pid_jax.errors import UserError
-from pid_jax.evaluation import image_metrics
-from pid_jax.images import to_uint8
+from pid_jax.evaluation.picture_scores import compare
 from pid_jax.inference import PixelDecoder
 
-DRAWN, UNTRAINED, TRUTH = "pid", "untrained", "truth"
+CODEC, DRAWN, UNTRAINED, TRUTH = "codec_bicubic", "pid", "untrained", "truth"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +41,12 @@ class Row:
     columns: Mapping[str, np.ndarray]
 
     def scores(self) -> dict[str, dict[str, float]]:
-        """PSNR (dB) and SSIM of every column against the truth; empty without one."""
+        """PSNR (dB), SSIM and CIEDE2000 of every column against the truth; empty without one."""
         if TRUTH not in self.columns:
             return {}
-        truth = to_uint8(self.columns[TRUTH])
-        return {name: {"psnr": round(float(image_metrics.psnr(to_uint8(picture), truth)), 3),
-                       "ssim": round(float(image_metrics.ssim(to_uint8(picture), truth)), 4)}
+        truth = self.columns[TRUTH][None]
+        return {name: {metric: round(value, 4)
+                       for metric, value in compare(picture[None], truth).items()}
                 for name, picture in self.columns.items() if name != TRUTH}
 
 
@@ -88,13 +87,25 @@ def draw(decoder: PixelDecoder, untrained: PixelDecoder | None, request: Request
             options.negative_prompt, options.seed)[0]
         return picture[:request.size[0], :request.size[1]]
 
-    columns = {} if request.baseline is None else {request.baseline_name: request.baseline}
+    columns = {CODEC: codec_column(decoder, request)} if options.codec else {}
+    if request.baseline is not None:
+        columns[request.baseline_name] = request.baseline
     columns[DRAWN] = decode(decoder)
     if untrained is not None:
         columns[UNTRAINED] = decode(untrained)
     if request.truth is not None:
         columns[TRUTH] = request.truth
     return Row(request.name, request.sigma, columns)
+
+
+def codec_column(decoder: PixelDecoder, request: Request) -> np.ndarray:
+    """The codec's own decode of the request's latent, enlarged."""
+    picture = codec_picture(decoder.objective.codec, request.latent,
+                            decoder.output_size(request.latent.shape))
+    if picture is None:
+        raise UserError("--codec needs the weights of the codec's decoder, which are not there; "
+                        "leave it out")
+    return picture[:request.size[0], :request.size[1]]
 
 
 def write_row(decoder: PixelDecoder, row: Row, request: Request, options: argparse.Namespace
@@ -175,6 +186,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
                         help=".npy, .npz or .safetensors; see pid_jax.data.latent_files")
     parser.add_argument("--ground_truth", action="store_true",
                         help="reduce each input first, and compare the result with it")
+    parser.add_argument("--codec", action="store_true",
+                        help="also show what the codec's own decoder makes of the latents")
     parser.add_argument("--untrained", action="store_true",
                         help="also draw with the weights before training")
     parser.add_argument("--size", type=drawing_command.parse_size, metavar="HEIGHTxWIDTH",

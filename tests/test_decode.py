@@ -35,7 +35,8 @@ def read_json(path):
 def test_ground_truth_writes_pictures_notes_sheet_and_scores(run, tmp_path, capsys):
     photo = write_photo(tmp_path / "in" / "cat.png", 40, 50)
     assert run("--input", tmp_path / "in" / "cat.png", "--ground_truth", "--size", "32x32",
-               "--degrade_sigmas", "0,0.3", "--prompt", "a cat", "--seed", 7, "--untrained") == 0
+               "--degrade_sigmas", "0,0.3", "--prompt", "a cat", "--seed", 7, "--untrained",
+               "--codec") == 0
     out = tmp_path / "out"
     note = read_json(out / "cat" / "sigma_0.300.json")
     assert [note[k] for k in ("sigma", "seed", "prompt", "size")] == [0.3, 7, "a cat", [32, 32]]
@@ -43,11 +44,12 @@ def test_ground_truth_writes_pictures_notes_sheet_and_scores(run, tmp_path, caps
     assert note["step"] == 3 and note["weights"] == "ema" and note["steps"] == 2
     assert note["config"]["objective"] == "pid_teacher" and note["checkpoint"].endswith("/3")
     assert np.asarray(Image.open(out / "cat" / "sigma_0.000.png")).shape == (32, 32, 3)
-    assert read_json(out / "grid.json")["columns"] == ["lq_bicubic", "pid", "untrained", "truth"]
+    assert read_json(out / "grid.json")["columns"] == [
+        "codec_bicubic", "lq_bicubic", "pid", "untrained", "truth"]
     sheet = np.asarray(Image.open(out / "grid.png"))
     np.testing.assert_array_equal(sheet[:32, -32:], photo[4:36, 9:41])
     means = read_json(out / "metrics.json")["mean_by_sigma"]
-    assert set(means) == {"0.000", "0.300"} and means["0.000"]["pid"].keys() == {"psnr", "ssim"}
+    assert set(means) == {"0.000", "0.300"} and means["0.000"]["pid"].keys() == {"psnr", "ssim", "de2000"}
     assert means["0.000"]["lq_bicubic"]["psnr"] > means["0.000"]["pid"]["psnr"]
     assert "mean sigma 0.300" in capsys.readouterr().out
 

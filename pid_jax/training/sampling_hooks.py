@@ -10,9 +10,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from pid_jax import images, pictures
+from pid_jax import pictures
 from pid_jax.diffusion import degrade
-from pid_jax.evaluation import history, image_metrics, reconstruction
+from pid_jax.evaluation import history, reconstruction
+from pid_jax.evaluation.picture_scores import compare
 from pid_jax.evaluation.scores import artefact_scores
 from pid_jax.files import atomic_write
 from pid_jax.objectives.base import Objective
@@ -152,11 +153,3 @@ def score(columns: Mapping[str, np.ndarray], lq_scale: int | None = None) -> dic
         scores |= {f"lq_{metric}_{SAMPLE}": value
                    for metric, value in compare(reduced, small).items()}
     return scores
-
-
-def compare(column: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-    """Mean `psnr`, `ssim` and `de2000` of float pictures [B, H, W, 3] as they would be stored."""
-    column, truth = images.to_uint8(column), images.to_uint8(truth)
-    return {"psnr": float(np.mean(image_metrics.psnr(column, truth))),
-            "ssim": float(np.mean(image_metrics.ssim(column, truth))),
-            "de2000": float(np.mean(image_metrics.lq_color_de2000(column, truth)))}
