@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pid_jax.encoders import CHANNELS
 from pid_jax.errors import UserError
 
 LATENT_NAMES = ("latent", "latents", "samples")
@@ -65,8 +66,18 @@ def channels_last(latents: np.ndarray, channels: int, family: str, layout: str, 
         return batch.astype(np.float32)
     if layout != "channels_last" and batch.shape[1] == channels:
         return np.moveaxis(batch, 1, -1).astype(np.float32)
-    raise UserError(f"{path} has shape {latents.shape}; {wanted}. Latents of another family need "
-                    "a checkpoint of that family")
+    raise UserError(f"{path} has shape {latents.shape}{_family_of(batch)}; {wanted}. Latents of "
+                    "another family need a checkpoint of that family")
+
+
+def _family_of(batch: np.ndarray) -> str:
+    """Which latent family has so many channels, where one alone does."""
+    found = {family: channels for family, channels in CHANNELS.items()
+             if channels in (batch.shape[1], batch.shape[-1])}
+    if len(found) != 1:
+        return ""
+    (family, channels), = found.items()
+    return f" (as {channels}-channel {family} latents have)"
 
 
 def _read_arrays(path: Path) -> Mapping[str, np.ndarray]:

@@ -111,12 +111,12 @@ class AutoEncoderCodec(Frozen):
         A last row or column that fills no cell of the network is left out. Raises: UserError for
         pictures that are smaller than a cell, or, where cells are folded, not a multiple of it.
         """
-        self._check_images(images.shape)
+        self.check_images(images.shape)
         return self._encode(self.arrays, images)
 
     def moments(self, images: jax.Array) -> jax.Array:
         """The encoder's raw output for the same pictures: mean, then log-variance."""
-        self._check_images(images.shape)
+        self.check_images(images.shape)
         return self._moments(self.arrays, images)
 
     def decode(self, latents: jax.Array) -> jax.Array:
@@ -126,7 +126,8 @@ class AutoEncoderCodec(Frozen):
                             f"got shape {tuple(latents.shape)}")
         return self._decode(self.arrays, latents)
 
-    def _check_images(self, shape: tuple[int, ...]) -> None:
+    def check_images(self, shape: tuple[int, ...]) -> None:
+        """Raises UserError for pictures that `encode` does not take."""
         if len(shape) != 4 or shape[-1] != 3:
             raise UserError(f"a codec encodes images [B, H, W, 3], got shape {tuple(shape)}")
         factor, folds = self.spatial_factor, self.network.patch > 1

@@ -103,11 +103,15 @@ class RepresentationCodec(Frozen):
 
         Raises: UserError for pictures of another size; `squeeze` takes any.
         """
-        side = self.grid * self.spatial_factor
-        if images.ndim != 4 or images.shape[1:] != (side, side, 3):
-            raise UserError(f"the {self.family} codec encodes pictures [B, {side}, {side}, 3], got "
-                            f"shape {tuple(images.shape)}; crop or resize the image first")
+        self.check_images(images.shape)
         return self.squeeze(images)
+
+    def check_images(self, shape: tuple[int, ...]) -> None:
+        """Raises UserError for pictures that `encode` does not take."""
+        side = self.grid * self.spatial_factor
+        if len(shape) != 4 or tuple(shape[1:]) != (side, side, 3):
+            raise UserError(f"the {self.family} codec encodes pictures [B, {side}, {side}, 3], got "
+                            f"shape {tuple(shape)}; crop or resize the image first")
 
     def squeeze(self, images: jax.Array) -> jax.Array:
         """As `encode` for pictures [B, H, W, 3] of any size, as the reference takes them: they are

@@ -16,6 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from pid_jax.diffusion import degrade, dpm_solver, few_step, flow, guidance, losses, noising
+from pid_jax.encoders.frozen import Frozen
 from pid_jax.encoders.protocols import LatentCodec, TextEncoder
 from pid_jax.models import repa
 from pid_jax.objectives.base import Batch, Metrics, Objective, float_shape, check_divides
@@ -56,6 +57,8 @@ class PidTeacher(Objective):
         super().check_picture(height, width)
         scale, factor = self.net.sr_scale, self.codec.spatial_factor
         check_divides(height, width, scale * factor, f"sr_scale {scale} x codec factor {factor}")
+        if isinstance(self.codec, Frozen):
+            self.codec.check_images((1, height // scale, width // scale, 3))
 
     def prepare(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """`image`, `text` and `sigma_range` of a pipeline's batch."""

@@ -85,3 +85,9 @@ def test_other_files_are_refused(tmp_path):
         read(tmp_path / "a.npy")
     with pytest.raises(UserError, match="expected one of .npy"):
         read(tmp_path / "a.pt")
+
+
+def test_latents_of_a_known_family_are_called_by_name(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((1, 128, 8, 6), np.float32))
+    with pytest.raises(UserError, match="128-channel flux2 latents.*reads 'flux' latents with 16"):
+        latent_files.read(tmp_path / "a.npy", 16, "flux")

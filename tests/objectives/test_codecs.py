@@ -93,3 +93,8 @@ def test_bound_weights_are_the_ones_used():
     bound = objective.with_codec_params(doubled)
     assert objective.codec.params is not bound.codec.params
     assert not jnp.allclose(bound.codec.encode(images), objective.codec.encode(images))
+
+
+def test_pictures_that_the_codec_does_not_take_are_refused_before_anything_compiles():
+    with pytest.raises(UserError, match="siglip codec encodes pictures"):
+        objectives.build(config_of("siglip")).check_picture(128, 128)
