@@ -28,9 +28,7 @@ def run(main: Callable[[], None], argv: Sequence[str]) -> int:
     try:
         parse_flags(argv)
         main()
-    except UserError as error:
-        return fail(str(error), 2)
-    except RunFailed as error:
+    except (UserError, RunFailed) as error:
         return fail(str(error), error.exit_code)
     except OSError as error:
         return fail(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 1)

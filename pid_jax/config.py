@@ -48,7 +48,7 @@ AT_LEAST = {
         "ditok.perceptual_weight")}
 POSITIVE = ("lora.alpha", "optim.eps", "optim.clip_norm", "optim.skip_grad_norm_threshold",
             "flow.shift", "flow.dynamic_base_shift", "align.eps", "sample.shift",
-            "sample.last_step", "jit.t_eps", "jit.noise_scale")
+            "sample.last_step", "jit.t_eps", "jit.noise_scale", "mesh.patience")
 UNIT = ("data.caption_dropout", "noising.latent_dropout", "noising.apply_prob",
         "noising.clean_latent_ratio", "flow.sigma_min", "sample.sigma", "sample.last_step",
         "ema.decay", "distill.first_time", "distill.time_min", "distill.time_max",
@@ -104,6 +104,7 @@ def _mesh() -> dict:
         "fsdp": 1,  # divides the batch and the parameters
         "sequence": 1,  # divides the image tokens and the parameters
         "sequence_attention": "auto",  # ulysses, allgather or ulysses_allgather: parallel.sequence
+        "patience": 1800.0,  # seconds that one of several processes waits for the others
     }
 
 

@@ -1,11 +1,16 @@
 """The exceptions that commands turn into one sentence and an exit code."""
 
+import os
+import sys
+
 
 class UserError(ValueError):
     """Bad input. The message says what was wrong, the value, what was expected, what to do.
 
-    Commands print it as `error: <message>` on stderr and exit with status 2.
+    Commands print it as `error: <message>` on stderr and exit with `exit_code` (2).
     """
+
+    exit_code = 2
 
 
 class RunFailed(RuntimeError):
@@ -30,3 +35,9 @@ def out_of_memory(error: BaseException) -> str | None:
     reason = " ".join(str(error).split())[:200] or "the host has none left"
     return (f"there is not enough memory ({reason}); use a smaller picture, a smaller batch, or "
             "for training config.optim.accumulate and config.model.remat=full")
+
+
+def end_process(sentence: str, code: int) -> None:
+    """Prints `error: <sentence>` and ends the process at once, from any thread."""
+    print(f"error: {sentence}", file=sys.stderr, flush=True)
+    os._exit(code)

@@ -29,7 +29,8 @@ def main() -> None:
     from pid_jax.parallel import multihost
 
     multihost.start()
-    train.run(CONFIG.value, WORKDIR.value)
+    with multihost.leaving_alone():
+        train.run(CONFIG.value, WORKDIR.value)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pid_jax.objectives.base import Objective
 from pid_jax.objectives.program import CodecProgram
 from pid_jax.parallel import mesh as mesh_lib
 from pid_jax.parallel import multihost, sequence
+from pid_jax.parallel.patience import Patience, patience
 from pid_jax.training import metrics as metrics_lib
 from pid_jax.training import restore, run_record, sampling_hooks
 from pid_jax.training import workdir as workdir_lib
@@ -52,6 +53,7 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
     with contextlib.ExitStack() as stack:
         stack.enter_context(workdir_lib.only_run(folder))
         stack.enter_context(workdir_lib.logging_to(folder))
+        waiting = stack.enter_context(patience(config.mesh.patience))
 
         # Mesh and objective.
         multihost.refuse_difference(to_json(config), "the config")
@@ -87,10 +89,11 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
             progress=metrics_lib.Progress(step, config.total_steps, config.data.batch_size,
                                           flops.mesh_peak(mesh)),
             profiler=stack.enter_context(Profiler(folder, config.log.profile)),
-            interruption=stack.enter_context(catch_signals()))
+            interruption=stack.enter_context(catch_signals()), waiting=waiting)
         state = loop.run(state)
 
         # What is left when it is done.
+        waiting.note("the end of the run")
         checkpointer.wait()
         if multihost.is_writer():
             logger.info("done: %d steps; curves in %s", int(state.step), metrics_lib.plot(folder))
@@ -168,6 +171,7 @@ class Loop:
     progress: metrics_lib.Progress
     profiler: Profiler
     interruption: Interruption
+    waiting: Patience
     unread: "Report | None" = None
     scores: tuple[int, Mapping[str, float]] = (0, {})
     latest: dict[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
@@ -207,6 +211,7 @@ class Loop:
     def one_step(self, update: StepFunction, state: TrainState, step: int,
                  phase: str) -> TrainState:
         """One update; reads the metrics of the one before."""
+        self.waiting.note(f"step {step}")
         batch = next(self.batches)
         arrays = mesh_lib.shard_batch(self.objective.prepare(batch), self.mesh,
                                       self.config.data.batch_size)
@@ -250,6 +255,7 @@ class Loop:
     def sample(self, state: TrainState) -> None:
         """Draws the sample grid; its time does not count as training."""
         self.read_metrics()
+        self.waiting.note(f"the samples of step {int(state.step)}")
         scores = self.sampler.write(state)
         self.scores = int(state.step), scores
         self.writer.board(int(state.step), scores)
@@ -258,6 +264,7 @@ class Loop:
     def save(self, state: TrainState) -> None:
         """Starts a checkpoint whose iterator state fits the step."""
         self.read_metrics()
+        self.waiting.note(f"the checkpoint of step {int(state.step)}")
         step, scores = self.scores
         self.checkpointer.save(state, self.batches.get_state(), self.config,
                                scores if step == int(state.step) else {})

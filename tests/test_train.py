@@ -16,6 +16,7 @@ import pytest
 
 from pid_jax import train
 from pid_jax.errors import RunFailed, RunInterrupted, UserError
+from pid_jax.parallel.patience import Patience
 from pid_jax.training import checkpoint
 from pid_jax.training import metrics as metrics_lib
 from pid_jax.training.interruption import Interruption
@@ -88,7 +89,7 @@ def make_loop(folder, monkeypatch, step_function=one_step, step=0, total=6, sign
         batches=Batches(step), checkpointer=checkpoint.Checkpointer(folder, 5),
         writer=metrics_lib.MetricsWriter(folder, step, tensorboard=False), sampler=Nothing(),
         progress=metrics_lib.Progress(step, total, 4),
-        profiler=Profiler(folder, ()), interruption=interruption)
+        profiler=Profiler(folder, ()), interruption=interruption, waiting=Patience())
 
 
 def test_hooks_happen_when_due_and_at_the_end(tmp_path, monkeypatch):

@@ -3,9 +3,11 @@
 A single process needs none of this: `start` does nothing there and the rest is the identity.
 """
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +23,7 @@ COORDINATOR, PROCESSES, PROCESS = "PID_JAX_COORDINATOR", "PID_JAX_PROCESSES", "P
 CLUSTER_SIZES = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 CLUSTER_HOSTS = "TPU_WORKER_HOSTNAMES"
 START_SECONDS = 300
+LEAVE_SECONDS = 30  # that a process which ends waits for the others to end as well
 
 
 class Share(NamedTuple):
@@ -50,7 +53,27 @@ def start(environment: Mapping[str, str] = os.environ) -> None:
 def _initialise(**options: Any) -> None:
     # CPU devices of several processes talk through gloo; other platforms ignore this.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(initialization_timeout=START_SECONDS, **options)
+    # jax's own service for preemption swallows SIGTERM; `training.interruption` does its work.
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.distributed.initialize(initialization_timeout=START_SECONDS,
+                               shutdown_timeout_seconds=LEAVE_SECONDS, **options)
+
+
+@contextlib.contextmanager
+def leaving_alone() -> Iterator[None]:
+    """Lets a process that fails alone end with its own exit status.
+
+    At the end of a process jax waits `LEAVE_SECONDS` for the others, then aborts all of them. The
+    others learn of the failure by that; this one has said why, and ends a little earlier.
+    """
+    try:
+        yield
+    except Exception as error:
+        if jax.distributed.is_initialized():
+            timer = threading.Timer(LEAVE_SECONDS - 5, os._exit, (getattr(error, "exit_code", 1),))
+            timer.daemon = True
+            timer.start()
+        raise
 
 
 def _by_hand(environment: Mapping[str, str]) -> dict[str, Any] | None:

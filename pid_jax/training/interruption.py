@@ -1,10 +1,17 @@
-"""SIGTERM and SIGINT as a question that the loop asks between two steps."""
+"""SIGTERM and SIGINT as a question that the loop asks between two steps.
+
+Python runs a signal's handler in the main thread, which does not come to it while it waits in a
+collective for another process. So a thread of its own is woken by the signal itself.
+"""
 
 import contextlib
 import logging
 import signal
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+from pid_jax.errors import end_process
 
 logger = logging.getLogger(__name__)
 
@@ -12,7 +19,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interruption:
-    """Truthy after the first signal; a second one acts at once."""
+    """Truthy after the first signal; a second one ends the process at once."""
 
     def __init__(self):
         """Nothing has come yet."""
@@ -24,23 +31,49 @@ class Interruption:
     def __str__(self) -> str:
         return self.signal.name if self.signal else "a signal to another process"
 
-    def handle(self, number: int, frame) -> None:
-        """Remembers the signal and gives the next one its default meaning."""
+    def notice(self, number: int) -> None:
+        """Remembers the first signal; ends the process at the second."""
+        if self.signal:
+            end_process(f"{signal.Signals(number).name} came twice; nothing more is saved, run the same "
+                        "command again to go on from the newest checkpoint", 128 + number)
         self.signal = signal.Signals(number)
-        signal.signal(number, signal.SIG_DFL)
-        logger.info("%s: saving after this step", self.signal.name)
+        logger.info("%s: saving after this step; a second signal ends at once", self.signal.name)
 
 
 @contextlib.contextmanager
 def catch_signals() -> Iterator[Interruption]:
-    """Installs the handlers (in the main thread only) and puts the old ones back."""
+    """Notices signals (started in the main thread only) and puts the old handlers back."""
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
-    before = {number: signal.signal(number, interruption.handle) for number in SIGNALS}
+    with _signal_bytes(interruption.notice):
+        before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
+        try:
+            yield interruption
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _signal_bytes(notice: Callable[[int], None]) -> Iterator[None]:
+    """Calls `notice` in a thread for each of `SIGNALS` that comes, also while C++ code runs."""
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+
+    def watch() -> None:
+        while received := reader.recv(1):
+            if received[0] in SIGNALS:
+                notice(received[0])
+
+    thread = threading.Thread(target=watch, daemon=True, name="signals")
+    thread.start()
+    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     try:
-        yield interruption
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.set_wakeup_fd(before)
+        writer.close()
+        thread.join()
+        reader.close()

@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -16,9 +18,10 @@ from pid_jax.errors import UserError
 from pid_jax.parallel import multihost
 from tests import tiny
 
-SCRIPT = Path(__file__).with_name("rehearsal.py")
-REPOSITORY = SCRIPT.parents[2]
+FOLDER = Path(__file__).parent
+REPOSITORY = FOLDER.parents[1]
 SECONDS = 900
+QUICK = "--xla_backend_optimization_level=0"  # most of the time is compilation
 
 
 @pytest.mark.parametrize("environment, size", [
@@ -59,16 +62,21 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def together(command: list[str], processes: int, devices: int) -> list[str]:
-    """Runs a command in so many processes that share `devices`; what each one printed."""
+def launch(command: list[str], processes: int, devices: int) -> list[subprocess.Popen]:
+    """Starts a command in so many processes that share `devices`."""
     environment = dict(
         os.environ, JAX_PLATFORMS="cpu", PYTHONPATH=str(REPOSITORY),
-        XLA_FLAGS=f"--xla_force_host_platform_device_count={devices // processes}",
+        XLA_FLAGS=f"--xla_force_host_platform_device_count={devices // processes} {QUICK}",
         PID_JAX_PROCESSES=str(processes), PID_JAX_COORDINATOR=f"127.0.0.1:{free_port()}")
-    running = [subprocess.Popen([sys.executable, *command], text=True, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE, cwd=REPOSITORY,
-                                env=environment | {"PID_JAX_PROCESS": str(index)})
-               for index in range(processes)]
+    return [subprocess.Popen([sys.executable, *command], text=True, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, cwd=REPOSITORY,
+                             env=environment | {"PID_JAX_PROCESS": str(index)})
+            for index in range(processes)]
+
+
+def together(command: list[str], processes: int, devices: int) -> list[str]:
+    """Runs a command in processes to its end; what each one printed."""
+    running = launch(command, processes, devices)
     try:
         results = [process.communicate(timeout=SECONDS) for process in running]
     finally:
@@ -80,7 +88,7 @@ def together(command: list[str], processes: int, devices: int) -> list[str]:
 
 def rehearse(processes: int) -> list[dict]:
     """What the script saw in so many processes of eight devices together."""
-    return [json.loads(out.splitlines()[-1]) for out in together([str(SCRIPT)], processes, 8)]
+    return [json.loads(out.splitlines()[-1]) for out in together([str(FOLDER / "rehearsal.py")], processes, 8)]
 
 
 def test_two_processes_equal_one():
@@ -96,6 +104,22 @@ def test_two_processes_equal_one():
             assert found[shape]["gradient"] == pytest.approx(alone[shape]["gradient"], rel=1e-6)
 
 
+def test_waiting_for_a_process_that_does_not_come_has_an_end():
+    first, second = launch([str(FOLDER / "waiting.py")], 2, 2)
+    try:
+        next(line for line in second.stdout if line == "waiting\n")
+        for _ in range(2):  # a second signal ends at once, even inside a collective
+            time.sleep(0.5)
+            second.send_signal(signal.SIGTERM)
+        assert "error: SIGTERM came twice" in second.communicate(timeout=60)[1]
+        assert second.returncode == 143
+        assert "process 0 of 2 has been at step 7 for 3 s" in first.communicate(timeout=60)[1]
+        assert first.returncode == 1
+    finally:
+        for process in (first, second):
+            process.kill()
+
+
 CONFIG = """
 from pathlib import Path
 from tests import tiny
@@ -105,15 +129,21 @@ def get_config():
 """
 
 
-def losses(folder: Path) -> list[float]:
-    """The loss of every step of a run."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["loss"] for line in lines]
+def metrics(folder: Path) -> list[dict[str, float]]:
+    """Loss, gradient norm and what else a run noted of every step."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{name: value for name, value in line.items() if isinstance(value, float)
+             and name != "time"} for line in lines]
 
 
-# Three runs each: minutes of compiling on two cores.
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", ["pid_teacher", "pixeldit_t2i"])
+def scores(folder: Path) -> dict[str, float]:
+    """What the pictures of the last step scored, where there is a truth."""
+    note = json.loads((folder / "samples" / "step_0000002.json").read_text())
+    return {name: value for name, value in note.items() if name.startswith("psnr")}
+
+
+@pytest.mark.parametrize("objective", [
+    pytest.param("pid_teacher", marks=pytest.mark.slow), "pixeldit_t2i"])
 def test_training_is_the_same_on_one_device_on_eight_and_in_two_processes(tmp_path, objective):
     data = tiny.write_dataset(tmp_path / "data")
     file = tmp_path / "config.py"
@@ -122,10 +152,11 @@ def test_training_is_the_same_on_one_device_on_eight_and_in_two_processes(tmp_pa
     for name, processes, devices, mesh in (("one", 1, 1, (1, 1, 1)), ("eight", 1, 8, (2, 2, 2)),
                                            ("processes", 2, 8, (1, 2, 4))):
         sizes = [f"--config.mesh.{axis}={n}" for axis, n in zip(("data", "fsdp", "sequence"), mesh)]
-        together(["-m", "pid_jax.main", f"--config={file}", f"--workdir={tmp_path / name}", *sizes],
-                 processes, devices)
-        found[name] = losses(tmp_path / name)
-        assert (tmp_path / name / "samples" / "step_0000004.png").exists()
-    assert len(found["one"]) == 4
+        together(["-m", "pid_jax.main", f"--config={file}", f"--workdir={tmp_path / name}",
+                  "--config.total_steps=2", *sizes], processes, devices)
+        found[name] = metrics(tmp_path / name), scores(tmp_path / name)
+    steps, pictures = found["one"]
+    assert len(steps) == 2
     for name in ("eight", "processes"):
-        assert found[name] == pytest.approx(found["one"], rel=1e-5), name
+        assert found[name][0] == [pytest.approx(step, rel=1e-5) for step in steps], name
+        assert found[name][1] == pytest.approx(pictures, rel=1e-4), name
