@@ -35,6 +35,7 @@ def pixeldit_t2i(**changes) -> dict:
         "ed_hidden_size": config_dict.placeholder(int),
         "ed_use_token_shuffle": True,
         "remat": "none",
+        "pit_chunks": 1,
     }, changes)
 
 

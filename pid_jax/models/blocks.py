@@ -1,5 +1,7 @@
 """The transformer blocks of PixelDiT as plain functions (PixelDiT paper, section 3)."""
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -103,6 +105,7 @@ class PixelContext(NamedTuple):
     rope: RopeTable
     attention: Attention
     key_mask: jax.Array | None  # [B, L], True = attended
+    chunks: int = 1  # parts into which all but the attention is cut, to save memory
 
 
 def pixel_block_init(key: jax.Array, hidden: int, channels: int, pixels: int, attn_width: int,
@@ -131,11 +134,40 @@ def pixel_block(params: Params, z: jax.Array, context: PixelContext) -> jax.Arra
     modulation, as large as z, is computed where it is used so that few live at a time.
     """
     mods = unstack(params["adaLN_modulation"])
-    modulation = lambda i: linear(mods[i], context.condition).reshape(z.shape)
-    hidden = modulate(rms_norm(params["norm1"], z, axis=-2), modulation(0), modulation(1))
-    z = z + modulation(2) * _patch_attention(params, hidden, context)
-    hidden = modulate(rms_norm(params["norm2"], z, axis=-2), modulation(3), modulation(4))
-    return z + modulation(5) * _channel_mlp(params["mlp"], hidden)
+    modulation = lambda i, z, condition: linear(mods[i], condition).reshape(z.shape)
+
+    def before(z: jax.Array, condition: jax.Array) -> jax.Array:
+        hidden = modulate(rms_norm(params["norm1"], z, axis=-2),
+                          *(modulation(i, z, condition) for i in (0, 1)))
+        return linear(params["compress_to_attn"], hidden.reshape(*z.shape[:2], -1))
+
+    def after(z: jax.Array, token: jax.Array, condition: jax.Array) -> jax.Array:
+        expanded = linear(params["expand_from_attn"], token).reshape(z.shape)
+        z = z + modulation(2, z, condition) * expanded
+        hidden = modulate(rms_norm(params["norm2"], z, axis=-2),
+                          *(modulation(i, z, condition) for i in (3, 4)))
+        return z + modulation(5, z, condition) * _channel_mlp(params["mlp"], hidden)
+
+    token = in_chunks(before, context.chunks, z, context.condition)
+    token = self_attention(params["attn"], token, context.heads, context.rope, context.attention,
+                           context.key_mask)
+    return in_chunks(after, context.chunks, z, token, context.condition)
+
+
+def in_chunks(function: Callable[..., jax.Array], chunks: int, *arrays: jax.Array) -> jax.Array:
+    """function(*arrays), for arrays [B, L, ...] whose tokens do not see each other, part by part.
+
+    The backward pass recomputes each part. There are as many parts as divide both `chunks` and
+    L. A part takes every n-th token, so that tokens divided over devices stay divided.
+    """
+    tokens = arrays[0].shape[1]
+    parts = math.gcd(chunks, tokens)
+    if parts == 1:
+        return function(*arrays)
+    split = tuple(jnp.moveaxis(a.reshape(a.shape[0], tokens // parts, parts, *a.shape[2:]), 2, 0)
+                  for a in arrays)
+    out = jax.lax.map(jax.checkpoint(lambda part: function(*part), prevent_cse=False), split)
+    return jnp.moveaxis(out, 0, 2).reshape(out.shape[1], tokens, *out.shape[3:])
 
 
 def post_modulated_pixel_block(params: Params, z: jax.Array, context: PixelContext) -> jax.Array:

@@ -21,7 +21,7 @@ from pid_jax.models.layers import (draw, linear, linear_init, linear_spec, norm_
                                    patchify, pixel_positions, rms_norm, time_embedding, time_init,
                                    to_grid, unpatchify, xavier_uniform, zeros)
 from pid_jax.models.outputs import NetOutput
-from pid_jax.models.placement import TEXT, TOKENS, Constrain, unconstrained
+from pid_jax.models.placement import ROWS, TEXT, TOKENS, Constrain, unconstrained
 from pid_jax.models.rope import ROPE_MODES, RopeTable, image_rope, text_rope
 from pid_jax.models.shell import Init, Shell
 from pid_jax.models.stacking import REMAT_POLICIES, Injection, run_blocks, stacked_init
@@ -31,10 +31,11 @@ class PixelDiT(Shell):
     """Text-to-image PixelDiT. Option names and defaults are those of the PyTorch reference.
 
     Beyond them: `repa_features` (width of the frozen features of REPA; 0: no projector in the
-    parameters) and `repa_width` (of the projector's hidden layers), `dtype` (of the arithmetic),
+    parameters), `repa_width` (of the projector's hidden layers), `dtype` (of the arithmetic),
     `param_dtype`, `remat` ("none", "full", "attention": recompute all of a block or all but its
-    attention in the backward pass), `attention` (the injected attention, see `models.attention`)
-    and `constrain` (see `models.placement`).
+    attention in the backward pass), `pit_chunks` (parts into which the pixel blocks cut their
+    tokens, to save memory), `attention` (the injected attention, see `models.attention`) and
+    `constrain` (see `models.placement`).
     """
 
     in_channels: int = 3
@@ -66,6 +67,7 @@ class PixelDiT(Shell):
     ed_use_token_shuffle: bool = True
     dtype: Any = jnp.float32
     remat: str = "none"
+    pit_chunks: int = 1
     attention: Attention = dense_attention
     constrain: Constrain = unconstrained
 
@@ -126,7 +128,8 @@ class PixelDiT(Shell):
         """
         check_inputs(self, x, t, y, mask, feature_indices, return_features_early)
         grid = (x.shape[1] // self.patch_size, x.shape[2] // self.patch_size)
-        patches = self.constrain(patchify(x.astype(self.dtype), self.patch_size), TOKENS)
+        x = self._rows_placed(x).astype(self.dtype)
+        patches = self.constrain(patchify(x, self.patch_size), TOKENS)
         t_emb = time_embedding(self.weights["t_embedder"], t, self.dtype)[:, None]
         tokens = linear(self.weights["s_embedder"]["proj"], patches.reshape(*patches.shape[:2], -1))
         tokens, text = self._placed((tokens, self._text_tokens(y)))
@@ -149,6 +152,11 @@ class PixelDiT(Shell):
     def _placed(self, stream: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         """The (image, text) stream where the mesh wants it."""
         return self.constrain(stream[0], TOKENS), self.constrain(stream[1], TEXT)
+
+    def _rows_placed(self, x: jax.Array) -> jax.Array:
+        """Pictures [B, H, W, 3], divided as their tokens are."""
+        rows = x.reshape(len(x), -1, self.patch_size, *x.shape[2:])
+        return self.constrain(rows, ROWS).reshape(x.shape)
 
     def _text_tokens(self, y: jax.Array) -> jax.Array:
         y = y[:, :self.txt_max_length].astype(self.dtype)
@@ -206,7 +214,7 @@ class PixelDiT(Shell):
         context = PixelContext(
             self.pixel_num_groups, condition,
             self.rope_for(self.pixel_attn_hidden_size // self.pixel_num_groups, grid),
-            self.attention, mask)
+            self.attention, mask, self.pit_chunks)
         result = run_blocks(
             lambda params, z: self.constrain(pixel_block(params, z, context), TOKENS),
             self.weights["pixel_blocks"], self.constrain(z, TOKENS),
@@ -214,7 +222,7 @@ class PixelDiT(Shell):
         self.sow("intermediates", "pixel_blocks", result.collected)
         final = self.weights["final_layer"]
         out = channel_linear(final["linear"], rms_norm(final["norm"], result.stream, axis=-2))
-        return unpatchify(out.astype(jnp.float32), grid, self.patch_size)
+        return self._rows_placed(unpatchify(out.astype(jnp.float32), grid, self.patch_size))
 
 
 def _on_image(injection: Injection | None) -> Injection | None:
@@ -238,7 +246,7 @@ def check_options(net: PixelDiT) -> None:
     """Raises UserError for options that no network can have."""
     _check(net.in_channels == 3, f"in_channels is {net.in_channels}, but images have 3 channels")
     for name in ("hidden_size", "patch_depth", "pixel_depth", "patch_size", "pixel_hidden_size",
-                 "pixel_attn_hidden_size", "txt_embed_dim", "txt_max_length"):
+                 "pixel_attn_hidden_size", "txt_embed_dim", "txt_max_length", "pit_chunks"):
         _check(getattr(net, name) >= 1, f"{name} is {getattr(net, name)}; it must be at least 1")
     check_heads("hidden_size", net.hidden_size, "num_groups", net.num_groups)
     check_heads("pixel_attn_hidden_size", net.pixel_attn_hidden_size, "pixel_num_groups",

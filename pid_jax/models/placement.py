@@ -3,6 +3,7 @@
 A network calls `constrain(x, name)` with
   TOKENS  [B, L, ...]  image tokens, which a mesh may divide along L
   TEXT    [B, T, ...]  text tokens, whole on every device of a sequence group
+  ROWS    [B, rows of patches, ...]  pictures, which a mesh may divide as it does their tokens
 and goes on with the result, which has the same values.
 """
 
@@ -12,6 +13,7 @@ import jax
 
 TOKENS = "tokens"
 TEXT = "text"
+ROWS = "rows"
 
 Constrain = Callable[[jax.Array, str], jax.Array]
 

@@ -21,14 +21,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pid_jax.errors import UserError
 from pid_jax.models.attention import Attention
-from pid_jax.models.placement import TEXT, TOKENS, Constrain, unconstrained
+from pid_jax.models.placement import ROWS, TEXT, TOKENS, Constrain, unconstrained
 from pid_jax.parallel.kernels import Kernel, local_kernel
 from pid_jax.parallel.mesh import BATCH_AXES
 
 AXIS = "sequence"
 DESIGNS = ("auto", "ulysses", "allgather", "ulysses_allgather")
 # Trailing axes are whole. A key mask speaks of all tokens and is placed like text.
-SPECS = {TOKENS: PartitionSpec(BATCH_AXES, AXIS), TEXT: PartitionSpec(BATCH_AXES)}
+SPECS = {TOKENS: PartitionSpec(BATCH_AXES, AXIS), TEXT: PartitionSpec(BATCH_AXES),
+         ROWS: PartitionSpec(BATCH_AXES, AXIS)}
 
 
 class Degrees(NamedTuple):
@@ -105,6 +106,8 @@ def make_constrain(mesh: Mesh) -> Constrain:
     def constrain(x: jax.Array, name: str) -> jax.Array:
         if name == TOKENS:
             check_shapes(mesh, *x.shape[:2])
+        if name == ROWS and x.shape[1] % mesh.shape[AXIS]:
+            return x  # the tokens divide, rows of them do not: left to the compiler
         return lax.with_sharding_constraint(x, NamedSharding(mesh, SPECS[name]))
 
     return constrain

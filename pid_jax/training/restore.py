@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 FRESH_ADAPTERS = r"^lora/"  # a network without adapters gets fresh ones, which change nothing
 FIXED_SECTIONS = ("objective", "model", "lora", "codec", "text", "param_dtype", "seed")
+FREE = ("config.model.remat:", "config.model.pit_chunks:")  # how, not what, is computed
 
 
 def initial_state(config: ConfigDict, objective: Objective, mesh: Mesh,
@@ -73,7 +74,9 @@ def _folder_to_resume(config: ConfigDict, checkpointer: Checkpointer) -> Path | 
 def resume(folder: Path, config: ConfigDict, abstract: TrainState) -> tuple[TrainState, dict]:
     """Everything from one checkpoint, after checking that it belongs to this config."""
     saved = checkpoint.read_config(folder)
-    if changed := list(config_lib.differences(saved, config, FIXED_SECTIONS)):
+    changed = [change for change in config_lib.differences(saved, config, FIXED_SECTIONS)
+               if not change.startswith(FREE)]
+    if changed:
         raise UserError(f"the checkpoint {folder} was written with another config: "
                         f"{'; '.join(changed[:3])}; use another --workdir, or set "
                         "config.init_from to start new training from its weights")

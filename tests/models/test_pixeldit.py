@@ -71,7 +71,7 @@ def test_repa_tokens_are_those_of_the_one_based_block(params):
 
 def loss_and_gradients(options, remat, params):
     def loss(params):
-        out = tiny(**options, remat=remat).apply({"params": params}, X, T, Y)
+        out = tiny(**options | {"remat": remat}).apply({"params": params}, X, T, Y)
         return jnp.sum(out.x**2) + jnp.sum(out.repa_tokens)
 
     return jax.jit(jax.value_and_grad(loss))(params)
@@ -85,6 +85,15 @@ def test_remat_changes_no_value_and_no_gradient(options, policies):
     for remat in policies:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
                      loss_and_gradients(options, remat, params), expected)
+
+
+@pytest.mark.parametrize("chunks, parts", [(4, 4), (6, 2), (3, 1)])
+def test_chunks_change_no_value_and_no_gradient(params, chunks, parts):
+    expected = loss_and_gradients({}, "none", params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * np.abs(b).max()),
+                 loss_and_gradients({"pit_chunks": chunks}, "full", params), expected)
+    traced = jax.make_jaxpr(lambda: tiny(pit_chunks=chunks).apply({"params": params}, X, T, Y).x)()
+    assert (f"f32[{parts},2,{8 // parts},4,16]" in str(traced)) == (parts > 1)
 
 
 def test_remat_attention_saves_the_attention_outputs_only(params):
@@ -130,6 +139,7 @@ def test_the_last_text_half_gets_no_gradient(params):
     (dict(rope_mode="ntk_aware", rope_ref_h=2), "at least patch_size"),
     (dict(rope_mode="ntk_aware", num_groups=4), "at least 8 channels"),
     (dict(remat="some"), "remat is 'some'"),
+    (dict(pit_chunks=0), "pit_chunks is 0"),
     (dict(patch_depth=0), "patch_depth is 0"),
     (dict(pixel_hidden_size=0), "pixel_hidden_size is 0"),
     (dict(txt_embed_dim=0), "txt_embed_dim is 0"),
