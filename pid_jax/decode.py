@@ -53,8 +53,10 @@ class Row:
 def main(arguments: Sequence[str]) -> None:
     """Parses the command line, draws, and reports."""
     options = parse(arguments)
-    decoder = PixelDecoder.from_checkpoint(options.checkpoint, options.which, options.lora_scale)
-    untrained = (PixelDecoder.from_checkpoint(options.checkpoint, UNTRAINED)
+    decoder = PixelDecoder.from_checkpoint(options.checkpoint, options.which, options.lora_scale,
+                                           options.sequence)
+    untrained = (PixelDecoder.from_checkpoint(options.checkpoint, UNTRAINED,
+                                              sequence=options.sequence)
                  if options.untrained else None)
     skipped: dict[str, str] = {}
     rows = []
@@ -220,4 +222,4 @@ def parse_sigmas(text: str) -> tuple[float, ...]:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main, sys.argv[1:]))
+    sys.exit(drawing_command.run(main))

@@ -2,7 +2,8 @@
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pid_jax.data import command
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
 from pid_jax.images import to_uint8
+from pid_jax.parallel import multihost
 
 GRID_ROWS = 16  # a sheet shows at most this many rows
 
@@ -36,7 +38,20 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--negative_prompt", metavar="TEXT",
                         help="text that guidance leads away from; default: as the run's samples")
     parser.add_argument("--seed", type=int, default=0, help="of the noise")
+    parser.add_argument("--sequence", type=command.count, default=1, metavar="DEVICES",
+                        help="over which each picture's tokens and the weights are divided")
     return parser
+
+
+def run(main: Callable[[Sequence[str]], None]) -> int:
+    """Calls `main` with the command line's arguments, in one process or several."""
+    def joined(arguments: Sequence[str]) -> None:
+        multihost.start()
+        with multihost.leaving_alone():
+            main(arguments)
+            multihost.barrier("all pictures are written")
+
+    return command.run(joined, sys.argv[1:])
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -69,17 +84,25 @@ def write_picture(path: Path, picture: np.ndarray, note: Mapping[str, Any]) -> N
     write_json(path.with_suffix(".json"),
                {"picture": path.name, "size": list(pixels.shape[:2]),
                 "pid_jax": pid_jax.__version__, **note})
-    pictures.save_png(path, pixels)
+    save_png(path, pixels)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a JSON file that appears complete or not at all.
+    """Writes a JSON file that appears complete or not at all, once for all processes.
 
     Bytes of a prompt or path that are no UTF-8 are written as JSON's own escapes.
     """
+    if not multihost.is_writer():
+        return
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     with atomic_write(path) as file:
         file.write(text.encode("utf-8", "backslashreplace").decode())
+
+
+def save_png(path: Path, pixels: np.ndarray) -> None:
+    """Writes uint8 [H, W, 3], once for all processes."""
+    if multihost.is_writer():
+        pictures.save_png(path, pixels)
 
 
 def write_grid(path: Path, rows: Sequence[Mapping[str, np.ndarray]], names: Sequence[str],
@@ -90,4 +113,4 @@ def write_grid(path: Path, rows: Sequence[Mapping[str, np.ndarray]], names: Sequ
     sheet = pictures.grid([np.stack([row[column] for row in rows]) for column in columns])
     write_json(path.with_suffix(".json"), {"picture": path.name, "columns": columns,
                                            "rows": list(names), **note})
-    pictures.save_png(path, sheet)
+    save_png(path, sheet)

@@ -29,8 +29,9 @@ def main(arguments: Sequence[str]) -> None:
         generator, draw = ClassGenerator, draw_classes
     else:
         prompts, generator, draw = read_prompts(options), PixelGenerator, draw_all
+    where = {} if options.sequence == 1 else {"sequence": options.sequence}
     generator = generator.from_checkpoint(options.checkpoint, options.which,
-                                          options.lora_scale)
+                                          options.lora_scale, **where)
     drawn = []
     for number, (picture, note) in enumerate(draw(generator, prompts, options)):
         path = options.out / f"{number:03d}.png"
@@ -92,6 +93,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
                         help="in pixels; default: that of the run's samples")
     parser.add_argument("--batch_size", type=int, default=4, help="pictures drawn at once")
     options = parser.parse_args(arguments)
+    if options.classes is not None and options.sequence > 1:
+        raise UserError("--sequence belongs to --prompts; pictures of classes are spread over the "
+                        "devices whole")
     if options.classes is not None and options.negative_prompt is not None:
         raise UserError("--negative_prompt belongs to --prompts; classes are guided away from none")
     if options.batch_size < 1:
@@ -100,4 +104,4 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main, sys.argv[1:]))
+    sys.exit(drawing_command.run(main))

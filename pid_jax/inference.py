@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from pid_jax import models, objectives
@@ -27,6 +28,8 @@ from pid_jax.models.lora import AdaptedNet
 from pid_jax.objectives.base import Objective
 from pid_jax.objectives.pid_teacher import PidTeacher
 from pid_jax.objectives.pixeldit_t2i import PixelDitT2I
+from pid_jax.parallel.mesh import AXES, make_mesh, replicated
+from pid_jax.parallel.sharding import state_shardings
 from pid_jax.training import checkpoint as checkpoint_lib
 from pid_jax.training.state import Params
 from pid_jax.training.weights import read_weights
@@ -50,12 +53,14 @@ class Checkpoint:
       which: "ema", "net" or "untrained".
       objective: the run's objective, with its config, network and encoders.
       params: the weights.
+      mesh: where they lie and pictures are drawn.
     """
 
     folder: Path
     which: str
     objective: Objective
     params: Params
+    mesh: Mesh
 
     @property
     def config(self) -> ConfigDict:
@@ -69,7 +74,7 @@ class Checkpoint:
 
 
 def load_checkpoint(path: str | Path, which: str, wanted: type[Objective],
-                    lora_scale: float | None = None) -> Checkpoint:
+                    lora_scale: float | None = None, sequence: int = 1) -> Checkpoint:
     """Loads what drawing needs; the optimizer is not read.
 
     Args:
@@ -79,18 +84,20 @@ def load_checkpoint(path: str | Path, which: str, wanted: type[Objective],
         serves as both.
       wanted: the objective that the checkpoint must be of.
       lora_scale: strength of the low-rank adapters, 0 for the network without them; default 1.
+      sequence: devices over which the tokens of every picture, and the weights, are divided.
     Raises:
       UserError: no checkpoint there, one of another objective, or with weights of another network.
     """
     folder = checkpoint_lib.find_step_folder(path)
     check_which(folder, which)
-    objective = objectives.build(read_config(folder))
+    mesh = make_mesh(dict(zip(AXES, (1, 1, sequence))), batch=1)
+    objective = objectives.build(read_config(folder), mesh)
     if not isinstance(objective, wanted):
         name = objective.config.objective
         raise UserError(f"the checkpoint {folder} is of the objective {name!r}: draw with "
                         f"`python -m {COMMAND_OF[name]}`, or name a checkpoint for this command")
-    params = load_weights(folder, which, objective)
-    return Checkpoint(folder, which, *folded(objective, params, lora_scale))
+    params = load_weights(folder, which, objective, mesh)
+    return Checkpoint(folder, which, *folded(objective, params, lora_scale), mesh)
 
 
 def check_which(folder: Path, which: str) -> None:
@@ -133,30 +140,33 @@ def read_config(folder: Path) -> ConfigDict:
     return config
 
 
-def load_weights(folder: Path, which: str, objective: Objective) -> Params:
+def load_weights(folder: Path, which: str, objective: Objective, mesh: Mesh) -> Params:
     """The weights `which` of one step's folder, checked against the network of its config."""
     name = WEIGHTS.get(which, which)
     if name is None:
-        key = jax.random.key(objective.config.seed)
-        return models.init_parameters(objective.net, key)
+        places = state_shardings(objective.abstract_params, mesh)
+        draw = jax.jit(lambda key: models.init_parameters(objective.net, key), out_shardings=places)
+        return draw(jax.random.key(objective.config.seed))
     if checkpoint_lib.is_converted(folder):
         name = checkpoint_lib.PARAMS
     if name == checkpoint_lib.PARAMS:
-        return _read_item(folder, name, objective, objective.abstract_params)
-    average = _read_item(folder, name, objective, objective.averaged(objective.abstract_params))
+        return _read_item(folder, name, objective, objective.abstract_params, mesh)
+    average = _read_item(folder, name, objective, objective.averaged(objective.abstract_params),
+                         mesh)
     if average.keys() == objective.abstract_params.keys():
         return average
-    rest = _read_item(folder, checkpoint_lib.PARAMS, objective, objective.abstract_params)
+    rest = _read_item(folder, checkpoint_lib.PARAMS, objective, objective.abstract_params, mesh)
     return objective.with_average(rest, average)
 
 
-def _read_item(folder: Path, name: str, objective: Objective, wanted: Params) -> Params:
+def _read_item(folder: Path, name: str, objective: Objective, wanted: Params,
+               mesh: Mesh) -> Params:
     """One item in the dtypes in which it is stored."""
     stored = checkpoint_lib.flat(checkpoint_lib.saved_shapes(folder, name))
     abstract = checkpoint_lib.nested({
         path: jax.ShapeDtypeStruct(leaf.shape, getattr(stored.get(path), "dtype", leaf.dtype))
         for path, leaf in checkpoint_lib.flat(wanted).items()})
-    return read_weights(folder, name, checkpoint_lib.placed(abstract, None), "the checkpoint",
+    return read_weights(folder, name, checkpoint_lib.placed(abstract, mesh), "the checkpoint",
                         unused=objective.unused_parameters)[0]
 
 
@@ -169,13 +179,14 @@ class PixelDecoder:
 
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
-        self._decode = jax.jit(self._draw, static_argnames=("size", "scale"))
+        self._decode = jax.jit(self._draw, static_argnames=("size", "scale"),
+                               out_shardings=replicated(checkpoint.mesh))
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, which: str = "ema",
-                        lora_scale: float | None = None) -> "PixelDecoder":
+                        lora_scale: float | None = None, sequence: int = 1) -> "PixelDecoder":
         """From a PiD checkpoint; see `load_checkpoint`."""
-        return cls(load_checkpoint(path, which, PidTeacher, lora_scale))
+        return cls(load_checkpoint(path, which, PidTeacher, lora_scale, sequence))
 
     @property
     def objective(self) -> PidTeacher:
@@ -262,13 +273,14 @@ class PixelGenerator:
 
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
-        self._generate = jax.jit(self._draw, static_argnames=("size", "scale"))
+        self._generate = jax.jit(self._draw, static_argnames=("size", "scale"),
+                                 out_shardings=replicated(checkpoint.mesh))
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, which: str = "ema",
-                        lora_scale: float | None = None) -> "PixelGenerator":
+                        lora_scale: float | None = None, sequence: int = 1) -> "PixelGenerator":
         """From a text-to-image checkpoint; see `load_checkpoint`."""
-        return cls(load_checkpoint(path, which, PixelDitT2I, lora_scale))
+        return cls(load_checkpoint(path, which, PixelDitT2I, lora_scale, sequence))
 
     @property
     def objective(self) -> PixelDitT2I:

@@ -44,7 +44,8 @@ def test_weights_are_chosen(decoder, pid_checkpoint):
 def test_untrained_weights_are_those_of_a_fresh_run(decoder, monkeypatch):
     drawn = {"drawn": "with the run's seed"}
     monkeypatch.setattr(inference.models, "init_parameters", lambda net, key: drawn)
-    weights = inference.load_weights(decoder.checkpoint.folder, "untrained", decoder.objective)
+    weights = inference.load_weights(decoder.checkpoint.folder, "untrained", decoder.objective,
+                                     decoder.checkpoint.mesh)
     assert weights == drawn
 
 

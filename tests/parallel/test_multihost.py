@@ -13,10 +13,11 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from PIL import Image
 
 from pid_jax.errors import UserError
 from pid_jax.parallel import multihost
-from tests import tiny
+from tests import drawing, tiny
 
 FOLDER = Path(__file__).parent
 REPOSITORY = FOLDER.parents[1]
@@ -160,3 +161,17 @@ def test_training_is_the_same_on_one_device_on_eight_and_in_two_processes(tmp_pa
     for name in ("eight", "processes"):
         assert found[name][0] == [pytest.approx(step, rel=1e-5) for step in steps], name
         assert found[name][1] == pytest.approx(pictures, rel=1e-4), name
+
+
+def test_decoding_is_the_same_on_one_device_on_eight_and_in_two_processes(tmp_path, pid_checkpoint):
+    drawing.write_photo(tmp_path / "small.png", 16, 32)
+    found = {}
+    for name, processes, devices in (("one", 1, 1), ("eight", 1, 8), ("processes", 2, 8)):
+        together(["-m", "pid_jax.decode", "--checkpoint", str(pid_checkpoint), "--steps", "1",
+                  "--input", str(tmp_path / "small.png"), "--out", str(tmp_path / name),
+                  "--sequence", str(devices)], processes, devices)
+        picture, = (tmp_path / name).rglob("sigma_0.000.png")
+        found[name] = np.asarray(Image.open(picture), int)
+    assert found["one"].shape == (32, 64, 3) and found["one"].std() > 5
+    for name in ("eight", "processes"):
+        assert np.abs(found[name] - found["one"]).max() <= 1, name
