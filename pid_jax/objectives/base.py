@@ -185,8 +185,8 @@ class Objective(abc.ABC):
     def counting(self) -> "Objective":
         """This objective with a network whose FLOPs `pid_jax.flops` can count; never run it."""
         counted = copy.copy(self)
-        counted.net = self.net.clone(attention=counted_attention, constrain=unconstrained,
-                                     remat="none")
+        whole = {"remat": "none"} | ({"pit_chunks": 1} if hasattr(self.net, "pit_chunks") else {})
+        counted.net = self.net.clone(attention=counted_attention, constrain=unconstrained, **whole)
         return counted
 
     def step_flops(self, batch: Mapping[str, Any], phase: str) -> Flops:
