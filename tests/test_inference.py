@@ -1,6 +1,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -42,11 +43,15 @@ def test_weights_are_chosen(decoder, pid_checkpoint):
 
 
 def test_untrained_weights_are_those_of_a_fresh_run(decoder, monkeypatch):
-    drawn = {"drawn": "with the run's seed"}
-    monkeypatch.setattr(inference.models, "init_parameters", lambda net, key: drawn)
-    weights = inference.load_weights(decoder.checkpoint.folder, "untrained", decoder.objective,
+    objective, shapes = decoder.objective, decoder.objective.abstract_params
+
+    def seed_everywhere(net, key):
+        return jax.tree.map(lambda leaf: jnp.full(leaf.shape, jax.random.key_data(key)[-1]), shapes)
+
+    monkeypatch.setattr(inference.models, "init_parameters", seed_everywhere)
+    weights = inference.load_weights(decoder.checkpoint.folder, "untrained", objective,
                                      decoder.checkpoint.mesh)
-    assert weights == drawn
+    assert all(np.all(leaf == objective.config.seed) for leaf in jax.tree.leaves(weights))
 
 
 def test_encoding_with_sigma_zero_is_the_codec(decoder):

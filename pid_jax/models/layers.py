@@ -19,6 +19,7 @@ KernelInit = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
 RMS_NORM_EPS = 1e-6
 LAYER_NORM_EPS = 1e-5
+LARGE = 2**20  # elements of a parameter that is drawn by itself
 TIME_CHANNELS = 256
 TIME_MAX_PERIOD = 10.0
 SINCOS_OMEGA = 10000.0
@@ -35,19 +36,31 @@ class Uniform(NamedTuple):
     shape: tuple[int, ...]
     bound: float
 
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
 
 def draw(key: jax.Array, specs: Any) -> Any:
     """Draws every `Uniform` in a tree; arrays in it stay as they are.
 
-    All come from one stream, cut into pieces: XLA takes 0.2 s to compile each random stream.
+    Small ones come from one stream, cut into pieces: XLA takes 0.2 s to compile each random stream.
+    Large ones have their own, which devices can make in parts: a piece is cut from a whole stream.
     """
     leaves, structure = jax.tree.flatten(specs, is_leaf=_is_spec)
-    sizes = [math.prod(leaf.shape) if _is_spec(leaf) else 0 for leaf in leaves]
-    stream = jax.random.uniform(key, (sum(sizes),), minval=-1, maxval=1)
-    pieces = jnp.split(stream, np.cumsum(sizes)[:-1])
+    small = [leaf for leaf in leaves if _is_spec(leaf) and leaf.size < LARGE]
+    stream = _uniform(key, (sum(leaf.size for leaf in small),))
+    pieces = iter(jnp.split(stream, np.cumsum([leaf.size for leaf in small], dtype=int)[:-1]))
     return structure.unflatten([
-        leaf.bound * piece.reshape(leaf.shape) if _is_spec(leaf) else leaf
-        for leaf, piece in zip(leaves, pieces)])
+        leaf if not _is_spec(leaf) else
+        leaf.bound * (next(pieces).reshape(leaf.shape) if leaf.size < LARGE else
+                      _uniform(jax.random.fold_in(key, place), leaf.shape))
+        for place, leaf in enumerate(leaves)])
+
+
+def _uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return jax.random.uniform(key, shape, minval=-1, maxval=1)
 
 
 def _is_spec(leaf: Any) -> bool:

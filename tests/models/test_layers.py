@@ -89,3 +89,16 @@ def test_draw_leaves_arrays_alone():
     drawn = layers.draw(jax.random.key(0), spec)
     np.testing.assert_array_equal(drawn["norm"]["scale"], 1)
     assert drawn["w"].shape == (2,)
+
+
+def test_large_parameters_are_drawn_by_themselves(monkeypatch):
+    monkeypatch.setattr(layers, "LARGE", 2**12)
+    spec = {"a": layers.Uniform((64, 64), 2.0), "b": layers.Uniform((64, 64), 2.0),
+            "c": layers.Uniform((7,), 1.0), "d": layers.norm_init(3)}
+    drawn = layers.draw(jax.random.key(0), spec)
+    assert abs(np.corrcoef(drawn["a"].ravel(), drawn["b"].ravel())[0, 1]) < 0.1
+    for leaf in (drawn["a"], drawn["b"]):
+        assert leaf.min() < -1.9 and leaf.max() > 1.9 and np.abs(leaf).max() < 2
+    assert drawn["c"].shape == (7,) and np.all(drawn["d"]["scale"] == 1)
+    only_large = layers.draw(jax.random.key(0), layers.Uniform((64, 64), 1.0))
+    assert only_large.shape == (64, 64)
