@@ -17,6 +17,7 @@ from pid_jax.models.convolution import affine_init, conv, conv_init, group_norm,
 from pid_jax.models.gates import gate_init
 from pid_jax.models.layers import Params, linear, linear_init, normal, zeros
 from pid_jax.models.lq_checks import check_inputs, check_projection
+from pid_jax.models.placement import ROWS, Constrain, unconstrained
 from pid_jax.models.spatial import (channels_to_space, pad_border, resize_bilinear,
                                     resize_nearest, space_to_channels)
 from pid_jax.models.stacking import stacked_init
@@ -72,6 +73,7 @@ class LqProjection:
     zero_init: bool
     pit_output: bool
     dtype: Any = jnp.float32
+    constrain: Constrain = unconstrained
 
     def __post_init__(self):
         check_projection(self)
@@ -141,19 +143,24 @@ class LqProjection:
 
     def _latent_states(self, params, grid, lq_latent):
         aligned = align_latent(lq_latent, grid, self.latent_unpatchify_factor, self.ratio)
-        return branch(params["latent_proj"], aligned.astype(self.dtype), self.conv_padding_mode)
+        return self._branch(params["latent_proj"], aligned)
 
     def _image_state(self, params, grid, lq_image):
         size = (grid[0] * self.rgb_cell, grid[1] * self.rgb_cell)
         cells = space_to_channels(resize_bilinear(lq_image, size), self.rgb_cell)
-        return branch(params["image_conv"], cells.astype(self.dtype), self.conv_padding_mode)[-1]
+        return self._branch(params["image_conv"], cells)[-1]
+
+    def _branch(self, params, x):
+        x = self.constrain(x.astype(self.dtype), ROWS)
+        return [self.constrain(state, ROWS) for state in branch(params, x, self.conv_padding_mode)]
 
     def _merge(self, params, image, latent):
         if image is None:
             return latent[-1]
         if latent is None:
             return image
-        return merge(params["merge"], image, latent[-1], self.conv_padding_mode)
+        return self.constrain(
+            merge(params["merge"], image, latent[-1], self.conv_padding_mode), ROWS)
 
     def _rgb(self, params, shared, latent):
         tap = self.aux_rgb_head_latent_block_idx

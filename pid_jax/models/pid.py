@@ -70,7 +70,7 @@ class PidNet(PixelDiT):
             conv_padding_mode=self.lq_conv_padding_mode, gate_type=self.lq_gate_type,
             zero_init=self.zero_init_lq, sr_scale=self.sr_scale,
             latent_spatial_down_factor=self.latent_spatial_down_factor,
-            patch_size=self.patch_size, dtype=self.dtype)
+            patch_size=self.patch_size, dtype=self.dtype, constrain=self.constrain)
 
     def parameter_inits(self) -> dict[str, Init]:
         """The backbone's table with `lq_proj` and, when there is one, `pit_lq_gate`."""

@@ -21,7 +21,7 @@ from pid_jax.models.layers import (draw, linear, linear_init, linear_spec, norm_
                                    patchify, pixel_positions, rms_norm, time_embedding, time_init,
                                    to_grid, unpatchify, xavier_uniform, zeros)
 from pid_jax.models.outputs import NetOutput
-from pid_jax.models.placement import ROWS, TEXT, TOKENS, Constrain, unconstrained
+from pid_jax.models.placement import MAP, ROWS, TEXT, TOKENS, Constrain, unconstrained
 from pid_jax.models.rope import ROPE_MODES, RopeTable, image_rope, text_rope
 from pid_jax.models.shell import Init, Shell
 from pid_jax.models.stacking import REMAT_POLICIES, Injection, run_blocks, stacked_init
@@ -140,7 +140,8 @@ class PixelDiT(Shell):
         s, found = self._patch_path(tokens, text, t_emb, mask, grid, taps, return_features_early,
                                     injection)
         block_grid = compression.compressed_grid(self, grid)
-        features = tuple(to_grid(found[k], block_grid) for k in sorted(set(feature_indices)))
+        features = tuple(self.constrain(to_grid(found[k], block_grid), MAP)
+                         for k in sorted(set(feature_indices)))
         repa_tokens = found.get(self.repa_encoder_index - 1)
         if return_features_early:
             return NetOutput(features=features, repa_tokens=repa_tokens)

@@ -3,7 +3,8 @@
 A network calls `constrain(x, name)` with
   TOKENS  [B, L, ...]  image tokens, which a mesh may divide along L
   TEXT    [B, T, ...]  text tokens, whole on every device of a sequence group
-  ROWS    [B, rows of patches, ...]  pictures, which a mesh may divide as it does their tokens
+  ROWS    [B, rows, ...]  pictures and maps on the grid of patches, which a mesh may divide by rows
+  MAP     [B, rows, ...]  maps for strided convolutions, whole on every device of a sequence group
 and goes on with the result, which has the same values.
 """
 
@@ -14,6 +15,7 @@ import jax
 TOKENS = "tokens"
 TEXT = "text"
 ROWS = "rows"
+MAP = "map"
 
 Constrain = Callable[[jax.Array, str], jax.Array]
 

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pid_jax.errors import UserError
 from pid_jax.models.attention import Attention
-from pid_jax.models.placement import ROWS, TEXT, TOKENS, Constrain, unconstrained
+from pid_jax.models.placement import MAP, ROWS, TEXT, TOKENS, Constrain, unconstrained
 from pid_jax.parallel.kernels import Kernel, local_kernel
 from pid_jax.parallel.mesh import BATCH_AXES
 
@@ -29,7 +29,7 @@ AXIS = "sequence"
 DESIGNS = ("auto", "ulysses", "allgather", "ulysses_allgather")
 # Trailing axes are whole. A key mask speaks of all tokens and is placed like text.
 SPECS = {TOKENS: PartitionSpec(BATCH_AXES, AXIS), TEXT: PartitionSpec(BATCH_AXES),
-         ROWS: PartitionSpec(BATCH_AXES, AXIS)}
+         ROWS: PartitionSpec(BATCH_AXES, AXIS), MAP: PartitionSpec(BATCH_AXES)}
 
 
 class Degrees(NamedTuple):
@@ -97,6 +97,10 @@ def make_attention(mesh: Mesh, kernel: str | Kernel = "auto", design: str = "aut
 def make_constrain(mesh: Mesh) -> Constrain:
     """The placement of named activations (`models.placement`) on `mesh`.
 
+    Rows that do not divide evenly are whole. Left to XLA, tokens that divide would divide the rows
+    of their maps in part, and the gradient of a convolution's kernel there would come out as a
+    multiple of the right one (seen in jaxlib 0.10.2: 6 rows over 4 devices, twice).
+
     Raises (when traced):
       UserError: a batch or token count that the mesh cannot divide.
     """
@@ -107,7 +111,7 @@ def make_constrain(mesh: Mesh) -> Constrain:
         if name == TOKENS:
             check_shapes(mesh, *x.shape[:2])
         if name == ROWS and x.shape[1] % mesh.shape[AXIS]:
-            return x  # the tokens divide, rows of them do not: left to the compiler
+            name = MAP
         return lax.with_sharding_constraint(x, NamedSharding(mesh, SPECS[name]))
 
     return constrain
