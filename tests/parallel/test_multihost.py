@@ -89,7 +89,8 @@ def together(command: list[str], processes: int, devices: int) -> list[str]:
 
 def rehearse(processes: int) -> list[dict]:
     """What the script saw in so many processes of eight devices together."""
-    return [json.loads(out.splitlines()[-1]) for out in together([str(FOLDER / "rehearsal.py")], processes, 8)]
+    printed = together([str(FOLDER / "rehearsal.py")], processes, 8)
+    return [json.loads(out.splitlines()[-1]) for out in printed]
 
 
 def test_two_processes_equal_one():
