@@ -58,7 +58,7 @@ LISTS = {
     "data.sizes": str, "data.caption_fields": str, "sample.prompts": str, "optim.betas": float,
     "optim.warm_up_steps": int, "optim.cycle_lengths": int, "optim.f_start": float,
     "lora.targets": str, "init_fresh": str, "init_unused": str, "sample.more_weights": str,
-    "sample.more_guidance": float, "sample.more_sizes": int, "log.profile": int,
+    "sample.more_guidance": float, "sample.more_sizes": int, "sample.batches": str, "log.profile": int,
     "sample.guidance_interval": float,
     "optim.f_max": float, "optim.f_min": float, "distill.times": float,
     "distill.fake_score.betas": float, "distill.discriminator.feature_indices": int}
@@ -302,6 +302,7 @@ def _sample() -> dict:
         "more_weights": (),
         "more_guidance": (),
         "more_sizes": (),
+        "batches": (),  # files of pid_jax.fixed_batches (or folders), drawn on a sheet of their own
         # Of pixeldit_c2i, where time runs from 0 (noise) to 1 (clean):
         "sampler": "flowdpm",  # Adams-Bashforth; or euler, heun, heun_exact
         "rule": "ode",  # euler: or sde_mean, sde, sde_preserve

@@ -165,24 +165,43 @@ class PidTeacher(Objective):
             "sigma": float_shape(batch), "text": self.text_shape(batch)}
 
     def sample_inputs(self, heldout: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
-        """Pictures held out of training, and their captions."""
-        return {"image": heldout["image"], "text": self.prompts(heldout["caption"])}
+        """Pictures held out of training, and their captions; or fixed latents, see `sample`."""
+        named = {name: rows for name, rows in heldout.items()
+                 if name in ("image", "latent", "sigma", "small", "truth")}
+        if "latent" in named:
+            cell = self.net.sr_scale * self.codec.spatial_factor
+            self.check_picture(*(side * cell for side in named["latent"].shape[1:3]))
+        return {**named, "text": self.prompts(heldout["caption"])}
 
     def sample(self, params: Params, inputs: Batch, rng: jax.Array, size: int | None = None,
                guidance: float | None = None) -> dict[str, jax.Array]:
-        """`bicubic`, `sample` and `truth`, each [B, H, W, 3]."""
-        image, options = inputs["image"], self.config.sample
-        height, width = image.shape[1:3]
+        """`sample` and, where they are known, `bicubic` and `truth`, each [B, H, W, 3].
+
+        The inputs are pictures, which are reduced, encoded and noised to `sample.sigma`, or
+        `latent` [B, h, w, C] with their `sigma` [B] and perhaps the pictures `small` and `truth`.
+        """
+        options = self.config.sample
         noise_key, latent_key = jax.random.split(rng)
-        small = degrade.downsample(image, self.net.sr_scale)
-        latent, sigma = self.noised_latent(small, latent_key, options.sigma)
-        pictures = self.decode(
-            params, jax.random.normal(noise_key, image.shape), latent, sigma, inputs["text"],
-            self.null_text, self.solver_table(height, width, options.steps),
+        if "latent" not in inputs:
+            inputs = inputs | self.degraded(inputs["image"], latent_key)
+        cell = self.net.sr_scale * self.codec.spatial_factor
+        batch, height, width, _ = inputs["latent"].shape
+        shape = (batch, height * cell, width * cell, 3)
+        columns = {}
+        if "small" in inputs:
+            columns["bicubic"] = degrade.upsample(inputs["small"], *shape[1:3])
+        columns["sample"] = self.decode(
+            params, jax.random.normal(noise_key, shape), inputs["latent"], inputs["sigma"],
+            inputs["text"], self.null_text, self.solver_table(*shape[1:3], options.steps),
             options.guidance if guidance is None else guidance,
-            few_step.gaussian_draws(jax.random.fold_in(rng, FRESH_NOISE), image.shape))
-        return {"bicubic": degrade.upsample(small, height, width), "sample": pictures,
-                "truth": image}
+            few_step.gaussian_draws(jax.random.fold_in(rng, FRESH_NOISE), shape))
+        return columns | ({"truth": inputs["truth"]} if "truth" in inputs else {})
+
+    def degraded(self, image: jax.Array, rng: jax.Array) -> Batch:
+        """`small`, `latent`, `sigma` and `truth` of pictures, at the noise level of the samples."""
+        small = degrade.downsample(image, self.net.sr_scale)
+        latent, sigma = self.noised_latent(small, rng, self.config.sample.sigma)
+        return {"small": small, "latent": latent, "sigma": sigma, "truth": image}
 
     def noised_latent(self, small: jax.Array, rng: jax.Array,
                       sigma: float) -> tuple[jax.Array, jax.Array]:

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from pid_jax import pictures
 from pid_jax.diffusion import degrade
+from pid_jax.errors import UserError
 from pid_jax.evaluation import history, reconstruction
 from pid_jax.evaluation.picture_scores import compare
 from pid_jax.evaluation.scores import artefact_scores
@@ -20,12 +21,14 @@ from pid_jax.objectives.base import Objective
 from pid_jax.objectives.program import CodecProgram
 from pid_jax.parallel import multihost
 from pid_jax.parallel.mesh import batch_sharding, replicated
+from pid_jax.training import fixed_inputs
 from pid_jax.training.state import TrainState
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "samples"
 SAMPLE_STREAM = 2**31 - 1  # a step that no run reaches
+BATCHES = "batches"  # the sheet of `sample.batches`
 SAMPLE, TRUTH, INDICES = "sample", "truth", "indices"
 
 
@@ -33,7 +36,8 @@ class Sampler:
     """Draws the grids of a run: `samples/step_<n>.png` with a JSON beside it.
 
     The config's further weights and sizes each make a grid of their own (`step_<n>_params.png`),
-    its further guidance scales a column (`sample_cfg1`).
+    its further guidance scales a column (`sample_cfg1`), its fixed latent batches a grid
+    (`step_<n>_batches.png`).
     """
 
     def __init__(self, objective: Objective, workdir: Path, mesh: Mesh,
@@ -48,10 +52,14 @@ class Sampler:
         seed = jax.random.key(objective.config.seed)
         self._key = jax.random.fold_in(seed, SAMPLE_STREAM)
         self._inputs, self._counts = {}, {}
-        for size in sizes(objective):
-            inputs = objective.sample_inputs(heldout.get(size))
-            self._counts[size] = len(next(iter(inputs.values())))
-            self._inputs[size] = jax.device_put(whole_rows(inputs, mesh), batch_sharding(mesh))
+        sheets = {size: heldout.get(size) for size in sizes(objective)}
+        if self._options.batches:
+            refuse_latents(objective)
+            sheets[BATCHES] = fixed_inputs.read(self._options.batches, objective.codec)
+        for sheet, source in sheets.items():
+            inputs = objective.sample_inputs(source)
+            self._counts[sheet] = len(next(iter(inputs.values())))
+            self._inputs[sheet] = jax.device_put(whole_rows(inputs, mesh), batch_sharding(mesh))
         self._draw = CodecProgram(objective, lambda objective: objective.sample, mesh,
                                   out_shardings=replicated(mesh),
                                   static_argnames=("size", "guidance"))
@@ -64,12 +72,12 @@ class Sampler:
         found = [self._write_grid(state, weights, size) for weights, size in self._grids()]
         return found[0]
 
-    def _grids(self) -> Iterator[tuple[str, int]]:
+    def _grids(self) -> Iterator[tuple[str, int | str]]:
         for size in self._inputs:
             for weights in (self._options.weights, *self._options.more_weights):
                 yield weights, size
 
-    def _write_grid(self, state: TrainState, weights: str, size: int) -> dict[str, float]:
+    def _write_grid(self, state: TrainState, weights: str, size: int | str) -> dict[str, float]:
         step = int(state.step)
         params = state.params
         if (average := state.ema.get(weights)) is not None:
@@ -100,7 +108,7 @@ class Sampler:
             step, scores.results(), scores.unavailable, note),
             pictures.grid([columns[SAMPLE], columns[TRUTH]]))
 
-    def _columns(self, params: Any, size: int) -> dict[str, np.ndarray]:
+    def _columns(self, params: Any, size: int | str) -> dict[str, np.ndarray]:
         """The pictures of one grid, with a column for each guidance scale."""
         columns = self._drawn(params, size, self._options.guidance)
         truth = columns.pop(TRUTH, None)
@@ -108,12 +116,13 @@ class Sampler:
             columns[f"{SAMPLE}_cfg{guidance:g}"] = self._drawn(params, size, guidance)[SAMPLE]
         return columns if truth is None else {**columns, TRUTH: truth}
 
-    def _drawn(self, params: Any, size: int, guidance: float) -> dict[str, np.ndarray]:
-        drawn = jax.device_get(self._draw(params, self._inputs[size], self._key, size=size,
+    def _drawn(self, params: Any, size: int | str, guidance: float) -> dict[str, np.ndarray]:
+        drawn = jax.device_get(self._draw(params, self._inputs[size], self._key,
+                                          size=None if size == BATCHES else size,
                                           guidance=float(guidance)))
         return {name: column[:self._counts[size]] for name, column in drawn.items()}
 
-    def _name(self, step: int, weights: str, size: int) -> str:
+    def _name(self, step: int, weights: str, size: int | str) -> str:
         main = size == self._objective.sample_size
         return (f"step_{step:07d}" + ("" if weights == self._options.weights else f"_{weights}")
                 + ("" if main else f"_{size}"))
@@ -122,6 +131,13 @@ class Sampler:
 def sizes(objective: Objective) -> tuple[int, ...]:
     """The sizes of pictures that a run draws, the main one first."""
     return tuple(dict.fromkeys((objective.sample_size, *objective.config.sample.more_sizes)))
+
+
+def refuse_latents(objective: Objective) -> None:
+    """Raises UserError where an objective draws from no latents."""
+    if objective.lq_scale is None:
+        raise UserError(f"config.sample.batches holds latents, which the objective "
+                        f"{objective.config.objective!r} does not draw from; leave it empty")
 
 
 def whole_rows(inputs: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, np.ndarray]:

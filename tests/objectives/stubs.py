@@ -23,7 +23,7 @@ class Net:
     def init(self, key, method):
         return {"params": {"lq_proj": {"kernel": jax.random.normal(key, (2, 2))}}}
 
-    def apply(self, variables, x, t, y, **inputs):
+    def apply(self, variables, x, t, y, feature_indices=(), **inputs):
         self.calls.append({"t": t, "y": y, **inputs})
         picture = self.answer(x, t, y, **inputs)
         return NetOutput(x=picture + 0 * variables["params"]["lq_proj"]["kernel"].sum(),
