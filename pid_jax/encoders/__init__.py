@@ -18,7 +18,7 @@ CODECS = {"dct": DctCodec} | {
 # Latent family -> channels of its full-size codec.
 CHANNELS = {family: autoencoder_codec.network_of(family).channels
             for family in autoencoder_codec.FAMILIES} | {
-    family: representation_codec.networks_of(family, {}, {})[0].hidden_size
+    family: representation_codec.networks_of(family)[0].hidden_size
     for family in representation_codec.FAMILIES}
 TEXT_ENCODERS = {"hashed": HashedTextEncoder, "gemma2": open_text_encoder}
 

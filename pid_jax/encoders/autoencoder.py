@@ -17,7 +17,6 @@ from pid_jax.models.layers import (Params, draw, linear, linear_spec, norm_init,
                                    unstack)
 from pid_jax.models.shell import Init, Shell
 
-NORMS = ("group", "channel")
 QUERY_CHUNK = 1024  # queries of the middle attention at a time
 
 

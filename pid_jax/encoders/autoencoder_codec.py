@@ -1,6 +1,7 @@
 """Latent codecs made of the convolutional auto-encoder: flux, sd3, sdxl, flux2, qwenimage."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -178,5 +179,6 @@ def open_codec(family: str, weights: str = "", dtype: str = "float32",
         network, read = network_of(family, **TINY), random_params
     else:
         opened = open_weights(family, weights)
-        network, read = network_of(family, **opened.options), opened.read
+        network = opened.make(functools.partial(network_of, family))
+        read = opened.read
     return AutoEncoderCodec(family, network, lambda: read(shapes_of(network)), dtype, band)

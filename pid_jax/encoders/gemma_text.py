@@ -170,7 +170,8 @@ def open_text_encoder(width: int = 2304, length: int = 300,
         network, read = Gemma2(hidden_size=width, **TINY, **options), random_params
     else:
         opened = open_weights("gemma2", weights)
-        network, read = Gemma2(**opened.options | options), opened.read
+        network = opened.make(lambda **held: Gemma2(**held | options))
+        read = opened.read
     if network.hidden_size != width:
         raise UserError(f"config.text.width is {width}, but {folder_of('gemma2', weights)} holds a "
                         f"Gemma-2 of width {network.hidden_size}; set the width, and that of the "

@@ -6,7 +6,9 @@ picture to one square size first, so a latent always has the same grid.
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -165,11 +167,11 @@ class RepresentationCodec(Frozen):
         return mean, jnp.sqrt(var + STATISTICS_EPS)
 
 
-def networks_of(name: str, encoder: dict[str, Any], decoder: dict[str, Any]
-                ) -> tuple[Vit, MaeDecoder]:
+def networks_of(name: str, encoder: Mapping[str, Any] = MappingProxyType({}),
+                decoder: Mapping[str, Any] = MappingProxyType({})) -> tuple[Vit, MaeDecoder]:
     """The networks of a latent space; the arguments replace their full-size options."""
     family = FAMILIES[name]
-    return Vit(**family.encoder | encoder), MaeDecoder(**family.decoder | decoder)
+    return Vit(**family.encoder | {**encoder}), MaeDecoder(**family.decoder | {**decoder})
 
 
 def open_codec(name: str, weights: str = "", dtype: str = "float32") -> RepresentationCodec:
@@ -188,8 +190,8 @@ def open_codec(name: str, weights: str = "", dtype: str = "float32") -> Represen
         read = random_params
     else:
         opened = open_weights(name, weights)
-        encoder, decoder = networks_of(
-            name, opened.options.get("encoder", {}), opened.options.get("decoder", {}))
+        encoder, decoder = opened.make(functools.partial(networks_of, name))
         read = opened.read
-    codec = RepresentationCodec(name, family, encoder, decoder, lambda: read(codec.shapes()), dtype)
+    codec = RepresentationCodec(name, family, encoder, decoder, lambda: read(codec.shapes()),
+                                dtype)
     return codec

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import ml_dtypes
@@ -33,6 +33,8 @@ RANDOM = "random"
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
           "U8": np.uint8}
 FORMAT = 1
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,12 +80,22 @@ class Opened:
     """An encoder's folder, its header read.
 
     Attributes:
+      folder: where it is, or would be.
       options: of its networks, as the header says; empty where the folder is not there yet.
       read: gives the parameters, checked against networks of those options.
     """
 
+    folder: Path
     options: Mapping[str, Any]
     read: Callable[[Params], Params]
+
+    def make(self, networks: Callable[..., T]) -> T:
+        """`networks(**options)`; UserError where the header has options that they do not take."""
+        try:
+            return networks(**self.options)
+        except (TypeError, AttributeError) as error:
+            raise UserError(f"{self.folder / CARD} is not understood ({error}); make the folder "
+                            "again") from error
 
 
 def open_weights(name: str, weights: str) -> Opened:
@@ -97,7 +109,7 @@ def open_weights(name: str, weights: str) -> Opened:
     """
     folder = folder_of(name, weights)
     options = read_card(name, folder)["network"] if (folder / CARD).exists() else {}
-    return Opened(options, functools.partial(read_params, name, folder))
+    return Opened(folder, options, functools.partial(read_params, name, folder))
 
 
 def folder_of(name: str, weights: str) -> Path:

@@ -78,6 +78,12 @@ def test_incomplete_and_damaged_weights(tmp_path, capsys):
     (out / "encoder.json").write_text(json.dumps(card))
     with pytest.raises(UserError, match="does not hold the network"):
         build_codec("flux", weights=str(out)).params
+    card["network"]["colour"] = "blue"
+    (out / "encoder.json").write_text(json.dumps(card))
+    with pytest.raises(UserError, match="encoder.json is not understood"):
+        build_codec("flux", weights=str(out))
+    del card["network"]["colour"]
+    (out / "encoder.json").write_text(json.dumps(card))
     (out / "weights.safetensors").unlink()
     with pytest.raises(UserError, match="weights.safetensors is missing"):
         build_codec("flux", weights=str(out)).params
