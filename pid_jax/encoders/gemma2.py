@@ -21,7 +21,7 @@ class Gemma2(Shell):
       attn_softcap: c of c * tanh(score / c) on attention scores; 0 for none. The released PiD was
         trained on embeddings without it (transformers 4.57 leaves it out), the Gemma paper has 50.
       full_attention: numbers of the layers that see everything; the others see `sliding_window`
-        tokens back. Empty: every second layer, from layer 1 on.
+        tokens back. None: every second layer, from layer 1 on.
       dtype: of the arithmetic.
     """
 
@@ -36,7 +36,7 @@ class Gemma2(Shell):
     sliding_window: int = 4096
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
-    full_attention: tuple[int, ...] = ()
+    full_attention: tuple[int, ...] | None = None
     attn_softcap: float = 0.0
     dtype: Any = jnp.float32
 
@@ -92,7 +92,9 @@ class Gemma2(Shell):
 
     def _full_layers(self) -> np.ndarray:
         layers = np.arange(self.num_hidden_layers)
-        return np.isin(layers, self.full_attention) if self.full_attention else layers % 2 == 1
+        if self.full_attention is None:
+            return layers % 2 == 1
+        return np.isin(layers, self.full_attention)
 
     def _masks(self, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Which keys a query sees, bool [B, L, L], in full and in sliding layers."""
