@@ -8,8 +8,8 @@ peak resident memory is its own: at once, in bands of rows, and with `--torch-py
 network of diffusers under that interpreter on as many threads. Time is the second call's; memory is
 the peak less what the process held before the first call, weights included in both.
 
-With `--topology` nothing runs: the encoder is compiled for one chip of it, in bfloat16, and the
-compiler says what memory it needs.
+With `--topology` nothing runs: the encoder is compiled for one chip of it, in bfloat16 and in bands
+(of 256 rows by default), and the compiler says what memory it needs.
 """
 
 import argparse

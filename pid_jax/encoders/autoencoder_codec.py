@@ -16,6 +16,8 @@ from pid_jax.models.layers import Params
 from pid_jax.models.spatial import channels_to_space, space_to_channels
 
 BN_EPS = 1e-4
+WHOLE_PIXELS = 2048**2  # whose finest activations take 2 GiB each in float32
+LARGE_BAND = 256
 TINY = {"ch": 32, "ch_mult": (1, 1, 1, 1), "num_res_blocks": 1}
 
 
@@ -82,7 +84,7 @@ class AutoEncoderCodec(Frozen):
           family: name of the latent space.
           read: gives the parameters; called at their first use.
           dtype: "float32" or "bfloat16" (which the reference computes in).
-          band: rows of a band in which `encode` works, for large pictures; 0: all at once.
+          band: rows of a band in which `encode` works; 0: those of `band_for`.
           normalisation: in the place of the family's own.
         """
         super().__init__(read)
@@ -137,9 +139,13 @@ class AutoEncoderCodec(Frozen):
             raise UserError(f"the {self.family} codec needs a height and width {what} {factor}, "
                             f"got {shape[1]} x {shape[2]}; crop or resize the image first")
 
+    def band_for(self, height: int, width: int) -> int:
+        """Rows of a band for pictures of this size; 0 for the whole picture at once."""
+        return self.band or (LARGE_BAND if height * width > WHOLE_PIXELS else 0)
+
     def _raw(self, params: Params, images: jax.Array) -> jax.Array:
-        moments = self.network.apply({"params": params}, images.astype(self.dtype), self.band,
-                                     method="encode")
+        moments = self.network.apply({"params": params}, images.astype(self.dtype),
+                                     self.band_for(*images.shape[1:3]), method="encode")
         return moments.astype(jnp.float32)
 
     def _encoded(self, params: Params, images: jax.Array) -> jax.Array:
@@ -160,9 +166,10 @@ class AutoEncoderCodec(Frozen):
 
 
 def check_band(band: int) -> int:
-    """`band` itself; UserError unless it is 0 or an even number of rows."""
+    """`band` itself; UserError unless it is 0 or a positive even number of rows."""
     if not isinstance(band, int) or band < 0 or band % 2:
-        raise UserError(f"band is {band!r}; expected an even number of rows, or 0 for no bands")
+        raise UserError(f"band is {band!r}; expected an even number of rows, or 0 for bands "
+                        "where the picture is large")
     return band
 
 

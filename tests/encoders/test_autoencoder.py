@@ -44,6 +44,12 @@ def test_bands_give_the_whole_result(norm, blocks, band):
     np.testing.assert_allclose(encode(band), whole, atol=2e-5 * float(jnp.abs(whole).max()))
 
 
+def test_large_pictures_go_in_bands():
+    codec = build_codec("flux", weights="random")
+    assert (codec.band_for(2048, 2048), codec.band_for(2048, 2056)) == (0, 256)
+    assert build_codec("flux", weights="random", band=64).band_for(512, 512) == 64
+
+
 def test_attention_in_chunks():
     q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 11, 4))
     np.testing.assert_allclose(chunked_attention(q, k, v, chunk=4), chunked_attention(q, k, v),
