@@ -26,12 +26,13 @@ def get_config(variant: str = "") -> ConfigDict:
     config.model = ConfigDict({
         "name": "ditok", "codebook_size": 4096, "token_size": 4, "use_l2_norm": True,
         "is_legacy": False, "vit_enc_dims": (128, 1, 4), "num_latent_tokens": 32,
-        "vit_enc_patch_size": 8, "crop_size": 64, "vit_dec_dims": (96, 2, 4, 48),
-        "patch_size": 8, "num_classes": 1, "in_context_start": 0, "gamma_head": False,
+        "vit_enc_patch_size": 8, "crop_size": 64, "vit_dec_dims": (128, 2, 4, 64),
+        "patch_size": 16, "num_classes": 1, "in_context_start": 0, "gamma_head": False,
         "remat": "none"})
-    config.jit.p_mean = -1.2  # most updates near pure noise, where the tokens have to tell it all
+    config.jit.p_mean = -2.0  # most updates near pure noise, where the tokens have to tell it all
+    config.jit.p_std = 1.2
     config.data.image_size = 64
-    config.data.batch_size = 8
+    config.data.batch_size = 16
     config.data.resize = "random"
     config.data.permute_colours = True
     config.data.caption_dropout = 1.0
@@ -46,7 +47,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.total_steps = STEPS
     config.checkpoint.every = 500
     config.sample.every = 500
-    config.sample.steps = 4
+    config.sample.steps = 2
     config.sample.sampler = "euler"
     config.sample.guidance = 1.0
     config.log.every = 50

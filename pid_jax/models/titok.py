@@ -62,7 +62,8 @@ def encoder_init(key: jax.Array, dims: VitDims, patch: int, grid: int, tokens: i
 def _positions(key: jax.Array, width: int, grid: int, tokens: int) -> dict:
     keys, draw = jax.random.split(key, 3), normal(width**-0.5)
     return {"class_embedding": draw(keys[0], (1, width)),
-            "positional_embedding": draw(keys[1], (grid**2 + 1, width)),
+            # As large as what stands at the places, so that brightness survives the layer norm.
+            "positional_embedding": normal(0.5)(keys[1], (grid**2 + 1, width)),
             "latent_token_positional_embedding": draw(keys[2], (tokens, width))}
 
 

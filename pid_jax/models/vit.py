@@ -12,8 +12,8 @@ import jax
 from pid_jax.errors import UserError
 from pid_jax.models.attention import Attention
 from pid_jax.models.convolution import affine_init, layer_norm
-from pid_jax.models.layers import (Params, Uniform, draw, linear, linear_spec, mlp, mlp_spec,
-                                   torch_spec, unstack)
+from pid_jax.models.layers import (Params, Uniform, draw, linear, mlp, mlp_spec, torch_spec,
+                                   unstack)
 from pid_jax.models.stacking import run_blocks, stacked_init
 
 
@@ -49,11 +49,14 @@ def blocks_init(dims: VitDims) -> Callable[[jax.Array], dict]:
 
 
 def _block_init(key: jax.Array, width: int) -> dict:
-    # Wider than usual: a tokenizer that stays random (the quick start's) then attends to places.
-    qkv = {"kernel": Uniform((3, width, width), math.sqrt(6 / width)),
+    # Wider than usual: a tokenizer that stays random (the quick start's) then attends to places
+    # and passes on what it finds there.
+    qkv = {"kernel": Uniform((3, width, width), math.sqrt(12 / width)),
            "bias": torch_spec(width, 3, width)}
-    return draw(key, {"ln_1": affine_init(width), "ln_2": affine_init(width), "mlp": mlp_spec(width),
-                      "attn": {"qkv": qkv, "proj": linear_spec(width, width)}})
+    proj = {"kernel": Uniform((width, width), math.sqrt(6 / width)),
+            "bias": torch_spec(width, width)}
+    return draw(key, {"ln_1": affine_init(width), "ln_2": affine_init(width),
+                      "mlp": mlp_spec(width), "attn": {"qkv": qkv, "proj": proj}})
 
 
 def run_vit(params: Params, tokens: jax.Array, heads: int, attention: Attention,
