@@ -22,8 +22,8 @@ from pid_jax import images, pictures
 from pid_jax.data import command, token_files
 from pid_jax.data.dataset import Dataset
 from pid_jax.data.geometry import adm_crop
-from pid_jax.data.token_cache import TokenCache
 from pid_jax.data.loading import decode_record
+from pid_jax.data.token_cache import TokenCache
 from pid_jax.errors import UserError
 from pid_jax.evaluation import codebook
 from pid_jax.tokenizer import Tokenizer, load_tokenizer

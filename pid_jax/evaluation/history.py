@@ -174,7 +174,8 @@ def trend(history: Sequence[Evaluation], metric: str) -> Trend:
     first, last = ((e.step, e.metrics[metric]) for e in (found[0], found[-1]))
     change = last[1] - first[1]
     percent = 100 * change / abs(first[1]) if first[1] else None
-    return Trend(first, last, change, percent, change < 0 if lower_is_better(metric) else change > 0)
+    improved = change < 0 if lower_is_better(metric) else change > 0
+    return Trend(first, last, change, percent, improved)
 
 
 def to_csv(history: Sequence[Evaluation]) -> str:

@@ -35,7 +35,8 @@ class Scores:
       unavailable: metric -> why it is not measured.
     """
 
-    def __init__(self, codebook_size: int, inception_params: inception.InceptionParams | None = None,
+    def __init__(self, codebook_size: int,
+                 inception_params: inception.InceptionParams | None = None,
                  lpips: Lpips | None = None, mean_picture: np.ndarray | None = None):
         """Args: mean_picture: float32 [H, W, 3] in [-1, 1], a baseline."""
         self.unavailable: dict[str, str] = {}
@@ -88,7 +89,7 @@ class Scores:
         self._note(name, image_metrics.psnr(drawn, true_bytes))
 
     def _add_features(self, truth: np.ndarray, pictures: np.ndarray) -> None:
-        real, fake = self._features(inception_bytes(truth)), self._features(inception_bytes(pictures))
+        real, fake = (self._features(inception_bytes(batch)) for batch in (truth, pictures))
         self._real.append(real[0])
         self._fake.append(fake[0])
         self._logits.append(fake[1])

@@ -1,7 +1,8 @@
 """Convolutions on `[B, H, W, C]` and the norms that go with them, over parameter dicts.
 
-A convolution is `{"kernel": [kh, kw, in, out], "bias": [out]}` (no bias: no such key), a norm `{"scale", "bias"}`, both
-`[C]`. Parameters are cast to the dtype of the activations; statistics are float32.
+A convolution is `{"kernel": [kh, kw, in, out], "bias": [out]}` (no bias: no such key), a norm
+`{"scale", "bias"}`, both `[C]`. Parameters are cast to the dtype of the activations; statistics
+are float32.
 """
 
 import math

@@ -14,7 +14,8 @@ logger = logging.getLogger(__name__)
 
 def read_weights(folder: Path, name: str, abstract: Params, source: str,
                  fresh: Sequence[str] = (), unused: Sequence[str] = (),
-                 sources: Callable[[Params], Mapping[str, str]] | None = None) -> tuple[Params, list[str]]:
+                 sources: Callable[[Params], Mapping[str, str]] | None = None
+                 ) -> tuple[Params, list[str]]:
     """Reads the item `name` of one step's folder.
 
     Args:

@@ -9,8 +9,8 @@ from pid_jax.config import base_config
 from pid_jax.data.geometry import adm_crop
 from pid_jax.diffusion import clean_flow, heun
 from pid_jax.diffusion.schedules import CycleSchedule
-from pid_jax.objectives.ditok_stage2 import DiTokStage2
 from pid_jax.objectives.base import make_averages
+from pid_jax.objectives.ditok_stage2 import DiTokStage2
 from pid_jax.objectives.jit_c2i import JitC2I
 from pid_jax.training import ema, freezing
 from tests.golden import ditok_support as support
@@ -30,7 +30,8 @@ def _jit(case: Case) -> tuple[support.Part, JitC2I]:
         "noise_scale": options["noise_scale"], "label_drop": options["label_drop_prob"]})
     config.sample.update({
         "sampler": options["sampling_method"],
-        "guidance_interval": (options["interval_min"], options["interval_max"]), "guidance": options["cfg"], "steps": options["num_sampling_steps"]})
+        "guidance_interval": (options["interval_min"], options["interval_max"]),
+        "guidance": options["cfg"], "steps": options["num_sampling_steps"]})
     part = load_jit(net, support.parameters(case))
     return part, JitC2I(config, part.net)
 
@@ -194,8 +195,7 @@ def check_reconstruction(case: Case) -> None:
     part, objective = _ditok(source)
     options = case.meta["config"]
     objective.config.sample.update({
-        "sampler": options["method"],
+        "sampler": options["method"], "guidance": options["cfg"], "steps": options["steps"],
         "guidance_interval": tuple(map(float, options["interval"]))})
-    objective.config.sample.update({"guidance": options["cfg"], "steps": options["steps"]})
     _check_trajectory(case, objective, part.params, to_nhwc(case.inputs["z0"]),
                       jnp.asarray(case.inputs["labels"]), (jnp.asarray(case.inputs["z_q"]),))
