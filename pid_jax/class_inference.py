@@ -19,6 +19,8 @@ from jax.sharding import PartitionSpec as P
 from pid_jax.errors import UserError
 from pid_jax.inference import (STEP_NOISE, Checkpoint, check_finite, load_checkpoint, seeds,
                                starting_noise)
+from pid_jax.objectives.ditok_stage2 import DiTokStage2
+from pid_jax.objectives.jit_c2i import JitC2I
 from pid_jax.objectives.pixeldit_c2i import PixelDitC2I
 
 
@@ -41,11 +43,15 @@ class ClassGenerator:
     @classmethod
     def from_checkpoint(cls, path: str | Path, which: str = "ema",
                         lora_scale: float | None = None) -> "ClassGenerator":
-        """From a class-conditional checkpoint; see `inference.load_checkpoint`."""
-        return cls(load_checkpoint(path, which, PixelDitC2I, lora_scale))
+        """From a checkpoint of PixelDiT or JiT; see `inference.load_checkpoint`."""
+        found = load_checkpoint(path, which, (PixelDitC2I, JitC2I), lora_scale)
+        if isinstance(found.objective, DiTokStage2):
+            raise UserError(f"the checkpoint {found.folder} draws from tokens: use `python -m "
+                            "pid_jax.tokens decode`")
+        return cls(found)
 
     @property
-    def objective(self) -> PixelDitC2I:
+    def objective(self) -> PixelDitC2I | JitC2I:
         """The run's objective."""
         return self.checkpoint.objective
 

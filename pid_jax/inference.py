@@ -38,6 +38,7 @@ WEIGHTS = {"ema": "ema", "net": checkpoint_lib.PARAMS, "untrained": None}
 COMMAND_OF = {"pid_teacher": "pid_jax.decode", "pid_student": "pid_jax.decode",
               "pixeldit_t2i": "pid_jax.generate --prompts",
               "pixeldit_c2i": "pid_jax.generate --classes",
+              "jit_c2i": "pid_jax.generate --classes",
               "ditok_stage2": "pid_jax.tokens decode"}
 LATENT_NOISE, STEP_NOISE = 1, 2  # folded into an item's key, so that no noise is used twice
 
@@ -73,7 +74,8 @@ class Checkpoint:
                 "weights": self.which, "config": self.config.to_dict()}
 
 
-def load_checkpoint(path: str | Path, which: str, wanted: type[Objective],
+def load_checkpoint(path: str | Path, which: str,
+                    wanted: type[Objective] | tuple[type[Objective], ...],
                     lora_scale: float | None = None, sequence: int = 1) -> Checkpoint:
     """Loads what drawing needs; the optimizer is not read.
 

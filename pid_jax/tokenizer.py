@@ -146,7 +146,7 @@ class DiTokCodec:
         table = objective.solver_table(self.side, self.side, steps, guidance)
         codes = objective.codes(params, {"indices": indices})
         noise = inference.starting_noise(seeds, (self.side, self.side))
-        return objective.draw(params, noise, table, labels, codes)
+        return objective.draw(params, noise, labels, table, conditions=(codes,))
 
 
 def check_indices(tokenizer: Tokenizer, indices: np.ndarray) -> None:

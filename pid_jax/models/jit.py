@@ -293,6 +293,11 @@ class JiT(Shell):
                        self.num_heads, self.num_classes, self.bottleneck_dim,
                        self.in_context_start, self.mlp_ratio)
 
+    @property
+    def null_label(self) -> int:
+        """The label that means "no class"."""
+        return self.num_classes
+
     def parameter_inits(self) -> dict[str, Init]:
         """The parameter tree: top-level name -> initialiser of a PRNG key."""
         inits = decoder_inits(self.dims)

@@ -145,7 +145,7 @@ class DiTokStage2(JitC2I):
                 width: int) -> tuple[Callable, dict[str, jax.ShapeDtypeStruct]]:
         """`draw`, from noise, labels and code vectors."""
         def draw(params, noise, label, codes, *, null_text, table, scale):
-            return self.draw(params, noise, table, label, codes)
+            return self.draw(params, noise, label, table, conditions=(codes,))
 
         return draw, {"noise": float_shape(batch, height, width, 3), "label": int_shape(batch),
                       "codes": float_shape(batch, self.net.num_latent_tokens,
@@ -162,7 +162,7 @@ class DiTokStage2(JitC2I):
         image = inputs["image"]
         codes, indices = self.encode(params, image)
         table = self.solver_table(*image.shape[1:3], self.config.sample.steps, guidance)
-        pictures = self.draw(params, jax.random.normal(rng, image.shape), table, inputs["label"],
-                             codes)
+        pictures = self.draw(params, jax.random.normal(rng, image.shape), inputs["label"], table,
+                             conditions=(codes,))
         mean = jnp.broadcast_to(image.mean((1, 2), keepdims=True), image.shape)
         return {"mean": mean, "sample": pictures, "truth": image, "indices": indices}

@@ -111,14 +111,17 @@ class JitC2I(Objective):
         scale = options.guidance if scale is None else scale
         return heun.make_table(steps, options.sampler, scale, tuple(options.guidance_interval))
 
-    def draw(self, params: Params, noise: jax.Array, table: heun.EvaluationTable,
-             label: jax.Array, *conditions: jax.Array) -> jax.Array:
+    def draw(self, params: Params, noise: jax.Array, label: jax.Array,
+             table: heun.EvaluationTable,
+             step_noise: Callable[[jax.Array], jax.Array] | None = None,
+             conditions: tuple[jax.Array, ...] = ()) -> jax.Array:
         """Draws pictures.
 
         Args:
           noise: float32 [B, H, W, 3], standard normal.
-          table: from `solver_table`, whose guidance is on the label only.
           label: int32 [B]; `num_classes` means none.
+          table: from `solver_table`, whose guidance is on the label only.
+          step_noise: not used, these samplers draw none.
           conditions: what else the network reads, kept on the unconditional side.
         Returns:
           float32 [B, H, W, 3], clipped to [-1, 1].
@@ -134,7 +137,7 @@ class JitC2I(Objective):
                 width: int) -> tuple[Callable, dict[str, jax.ShapeDtypeStruct]]:
         """`draw`, from noise and labels."""
         def draw(params, noise, label, *, null_text, table, scale):
-            return self.draw(params, noise, table, label)
+            return self.draw(params, noise, label, table)
 
         return draw, {"noise": float_shape(batch, height, width, 3), "label": int_shape(batch)}
 
@@ -149,7 +152,7 @@ class JitC2I(Objective):
         size = size or self.sample_size
         noise = jax.random.normal(rng, (len(inputs["label"]), size, size, 3))
         table = self.solver_table(size, size, self.config.sample.steps, guidance)
-        return {"sample": self.draw(params, noise, table, inputs["label"])}
+        return {"sample": self.draw(params, noise, inputs["label"], table)}
 
 
 def dropout_key(examples: Batch) -> jax.Array | None:

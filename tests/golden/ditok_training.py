@@ -82,8 +82,8 @@ def _check_trajectory(case, objective, params, noise, labels, conditions) -> np.
         velocity = heun.guided_in_interval(
             lambda z, t, condition: objective.predict(params, z, t, condition),
             (labels, *conditions), (null, *conditions), table)
-        drawn = objective.draw(params, noise / objective.config.jit.noise_scale, table, labels,
-                               *conditions)
+        drawn = objective.draw(params, noise / objective.config.jit.noise_scale, labels, table,
+                               conditions=conditions)
         return heun.solve(velocity, noise, table, collect=True), drawn
 
     (_, states, velocities), drawn = run(params, noise)

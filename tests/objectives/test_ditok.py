@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from pid_jax import objectives, tokenizer, train
+from pid_jax import inference, objectives, tokenizer, train
+from pid_jax.class_inference import ClassGenerator
 from pid_jax.config import base_config, check_config
 from pid_jax.errors import UserError
 from pid_jax.evaluation import history
@@ -270,5 +271,5 @@ def test_jit_takes_a_step_and_draws():
     assert int(after.step) == 1 and np.isfinite(metrics["loss"])
     inputs = objective.sample_inputs(None)
     assert inputs["label"].tolist() == [0, 1]
-    drawn = objective.sample(after.params, inputs, jax.random.key(2))["sample"]
-    assert drawn.shape == (2, SIDE, SIDE, 3)
+    generator = ClassGenerator(inference.Checkpoint(None, "net", objective, after.params))
+    assert generator.generate([0, 2], seed=[4, 5]).shape == (2, SIDE, SIDE, 3)
