@@ -271,5 +271,6 @@ def test_jit_takes_a_step_and_draws():
     assert int(after.step) == 1 and np.isfinite(metrics["loss"])
     inputs = objective.sample_inputs(None)
     assert inputs["label"].tolist() == [0, 1]
-    generator = ClassGenerator(inference.Checkpoint(None, "net", objective, after.params))
+    generator = ClassGenerator(inference.Checkpoint(
+        None, "net", objective, after.params, train.mesh_lib.single_device()))
     assert generator.generate([0, 2], seed=[4, 5]).shape == (2, SIDE, SIDE, 3)
