@@ -53,3 +53,30 @@ def test_a_part_that_is_not_there(tmp_path):
 def test_doubles_are_refused(tmp_path):
     with pytest.raises(UserError, match="'net.a.b' and 'module.a.b'"):
         read_layout(source(tmp_path, "net.a.b", "module.a.b"))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_any_nesting_in_a_file(tmp_path, seed):
+    """Wrappers as dicts and as prefixes in any order, in every form of file."""
+    rng = np.random.default_rng(seed)
+    words = [str(word) for word in rng.choice(["state_dict", "model", "module", "net", "core",
+                                               "denoiser", "_orig_mod"], rng.integers(0, 4))]
+    own = str(rng.choice(["net", "net_ema", "ema_denoiser", "_repa_projector"]))
+    words.insert(int(rng.integers(len(words) + 1)), own)
+    dicts = int(rng.integers(len(words) + 1))  # the outer ones; the rest stand in the name
+    name = ".".join([*words[dicts:], NAME])
+    program = b"}(" + forge.text(name) + forge.tensor() + b"u"
+    for word in reversed(words[:dicts]):
+        program = b"}(" + forge.text(word) + program + b"u"
+    path = tmp_path / f"x{rng.choice(['.pth', '.pt', '.bin', '.ckpt'])}"
+    four = np.arange(4, dtype=np.float32).tobytes()
+    if seed % 2:
+        forge.torch_zip(path, b"\x80\x02" + program + b".", {"data/0": four})
+    else:
+        path.write_bytes(forge.legacy(b"\x80\x02" + program + b".", b"\x80\x02]X\x01\0\0\x000a.",
+                                      (4).to_bytes(8, "little") + four))
+    layout = read_layout(open_source(path))
+    part = {"net_ema": "ema", "ema_denoiser": "ema", "_repa_projector": "projector"}.get(own, "net")
+    assert {key: list(tensors) for key, tensors in layout.parts.items()} == {part: [NAME]}
+    np.testing.assert_array_equal(layout.parts[part][NAME].read(), np.arange(4))
+    assert list(layout.prefixes) == ["".join(f"{word}." for word in words)]

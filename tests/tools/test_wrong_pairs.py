@@ -1,4 +1,4 @@
-"""Weights under the config of another network: the message says what they are and what fits them."""
+"""Weights under the config of another network: it is said what they are and what fits."""
 
 from pathlib import Path
 

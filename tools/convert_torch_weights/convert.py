@@ -71,8 +71,7 @@ def convert(request: Request) -> dict:
       UserError: unreadable source, weights that are not the network of the config, values that are
         not finite, a destination that exists.
     """
-    dst = request.dst.resolve()
-    refuse_destination(dst, request.overwrite)
+    refuse_destination(request.dst, request.overwrite)
     source = open_source(request.src)
     layout = read_layout(source)
     part, tensors = layout.choose(request.which)
@@ -94,7 +93,7 @@ def convert(request: Request) -> dict:
         state = read_training_state(source, layout, table, dtype, not_finite)
         step, items, texts = state.step, state.items, texts | {DATA: {}}
         card |= {"training_state": True, "step": step, "averages": ["ema"]}
-    with replacing(dst) as folder:
+    with replacing(request.dst.resolve()) as folder:
         write_step(folder / FOLDER / str(step), items, texts | {CARD: card})
         check_finite(source.path, not_finite)
         with atomic_write(folder / cards.FILE_NAME) as file:
@@ -162,8 +161,8 @@ def refuse_destination(dst: Path, overwrite: bool) -> None:
     if card is None:
         raise UserError(f"{dst} was not made by a conversion (it has no {cards.FILE_NAME}), so it "
                         "is not overwritten; remove it yourself or choose another --dst")
-    if foreign := sorted({*dst.iterdir(), *(dst / FOLDER).glob("*")}
-                         - {dst / cards.FILE_NAME, dst / FOLDER, dst / FOLDER / str(card.get("step"))}):
+    written = {dst / cards.FILE_NAME, dst / FOLDER, dst / FOLDER / str(card.get("step"))}
+    if foreign := sorted({*dst.iterdir(), *(dst / FOLDER).glob("*")} - written):
         raise UserError(f"{dst} holds what no conversion wrote ({foreign[0].relative_to(dst)}), so "
                         "it is not overwritten; move that away or choose another --dst")
 
