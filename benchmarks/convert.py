@@ -137,12 +137,12 @@ def same_tensors(first: Path, second: Path) -> bool:
 
 
 def table(rows: list[Row]) -> Iterator[str]:
-    """The rows in Markdown: MB of the file per second by the clock, and processor seconds."""
+    """The rows in Markdown: MB of the file per second of processor, and seconds by the clock."""
     yield ("| network | dtype | GB | plain copy | convert | verify | export | peak memory, copies "
            "| round trip |")
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in rows:
-        cells = [f"{row.nbytes / cost.seconds / 1e6:,.0f} MB/s, {cost.processor:.0f} s"
+        cells = [f"{row.nbytes / cost.processor / 1e6:,.0f} ({cost.seconds:.0f} s)"
                  for cost in (row.costs[name] for name in ("copy", *COMMANDS))]
         yield (f"| `{row.network}` | {row.dtype} | {row.nbytes / 1e9:.2f} | {' | '.join(cells)} | "
                f"{row.copies:.2f} | {'bit-equal' if row.equal else 'DIFFERENT'} |")

@@ -99,6 +99,7 @@ def initial_weights(config: ConfigDict, objective: Objective, abstract: Params) 
     folder = checkpoint.find_step_folder(config.init_from)
     name = checkpoint.weights_item(folder)
     logger.info("starting from the %s weights of %s", name, folder)
+    _warn_of_differences(folder, config)
     params, fresh = read_weights(folder, name, abstract, "config.init_from",
                                  (*objective.fresh_parameters, FRESH_ADAPTERS, *config.init_fresh),
                                  (*objective.unused_parameters, *config.init_unused),
@@ -107,6 +108,14 @@ def initial_weights(config: ConfigDict, objective: Objective, abstract: Params) 
         logger.info("%d parameters are not in it and start fresh: %s", len(fresh), fresh)
         params = _fill(params, fresh, objective, abstract, config.seed)
     return params
+
+
+def _warn_of_differences(folder: Path, config: ConfigDict) -> None:
+    """Shapes do not tell all: flux and qwenimage networks have the same, rotary tables have none."""
+    saved = checkpoint.read_config(folder)
+    if saved.model.name == config.model.name:
+        for change in config_lib.differences(saved, config, ("model", "codec", "text")):
+            logger.warning("config.init_from was made with another config: %s", change)
 
 
 def frozen_networks(objective: Objective, abstract: dict[str, Params],

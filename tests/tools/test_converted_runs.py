@@ -68,6 +68,16 @@ def test_text_to_image_weights_start_a_teacher(tmp_path):
     assert any(key.startswith("lq_proj.") for key in found)
 
 
+def test_what_shapes_do_not_tell_is_said(tmp_path, caplog):
+    converted(tmp_path, tiny.config("pixeldit_t2i", tmp_path))
+    config = tiny.config("pixeldit_t2i", tmp_path)
+    started(tmp_path, config)
+    assert "made with another config" not in caplog.text
+    config.model.rope_ref_h = 64
+    started(tmp_path, config)
+    assert "config.init_from was made with another config: config.model.rope_ref_h" in caplog.text
+
+
 @pytest.mark.parametrize("which", ["ema", "net"])
 def test_the_decode_command_takes_them(tmp_path, which):
     config = tiny.config("pid_teacher", tmp_path)
