@@ -9,7 +9,6 @@ import math
 import struct
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import IO
 
 import numpy as np
