@@ -37,8 +37,8 @@ class EvaluationTable(NamedTuple):
 
     @property
     def guided(self) -> bool:
-        """Whether any evaluation has another scale than 1."""
-        return bool(np.any(self.scales != 1))
+        """Whether any evaluation has another scale than 1; a traced table may have some."""
+        return not isinstance(self.scales, np.ndarray) or bool(np.any(self.scales != 1))
 
 
 def time_grid(steps: int) -> np.ndarray:
