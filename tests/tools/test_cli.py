@@ -1,5 +1,7 @@
 """The command line: what it prints, and `error: ...` with status 2 for bad input."""
 
+import resource
+
 import numpy as np
 import pytest
 
@@ -48,6 +50,29 @@ def test_mistakes(tmp_path, monkeypatch, capsys, arguments, sentence):
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and sentence in error and error.count("\n") == 1
+
+
+def test_a_disk_that_takes_no_more(files, capsys):
+    src, config, folder = files
+    before, (soft, hard) = sorted(folder.iterdir()), resource.getrlimit(resource.RLIMIT_FSIZE)
+    arguments = ["convert", "--src", str(src), "--config", config, "--dst", str(folder / "a" / "b")]
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+        assert main(arguments) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert sorted(folder.iterdir()) == before
+
+
+def test_an_interruption(monkeypatch, capsys):
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tools.convert_torch_weights.cli.verify", stop)
+    assert main(["verify", "a", "b"]) == 130
+    assert capsys.readouterr().err == "error: interrupted; nothing was made\n"
 
 
 def test_flags_of_the_auxiliary_head(tmp_path, capsys):

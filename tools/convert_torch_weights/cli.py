@@ -27,13 +27,19 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs one sub-command; returns 0 when it is done, 2 for bad input, 1 when a disk fails."""
+    """Runs one sub-command.
+
+    Returns 0 when it is done, 2 for bad input, 1 when a disk fails, 130 when it is interrupted.
+    """
     try:
         arguments = _parser().parse_args(argv)
         arguments.run(arguments)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
+    except KeyboardInterrupt:
+        print("error: interrupted; nothing was made", file=sys.stderr, flush=True)
+        return 130
     except BrokenPipeError:
         return 1
     except OSError as error:

@@ -94,11 +94,23 @@ def convert(request: Request) -> dict:
         step, items, texts = state.step, state.items, texts | {DATA: {}}
         card |= {"training_state": True, "step": step, "averages": ["ema"]}
     with replacing(request.dst.resolve()) as folder:
-        write_step(folder / FOLDER / str(step), items, texts | {CARD: card})
+        _write(folder / FOLDER / str(step), items, texts | {CARD: card})
         check_finite(source.path, not_finite)
         with atomic_write(folder / cards.FILE_NAME) as file:
             json.dump(card, file, indent=2)
     return card
+
+
+def _write(folder: Path, items: Mapping[str, Mapping[str, LazyLeaf]],
+           texts: Mapping[str, dict]) -> None:
+    """Writes a step; what Orbax says of a disk that fails is an OSError, as elsewhere."""
+    try:
+        write_step(folder, items, texts)
+    except UserError:
+        raise
+    except ValueError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise OSError(f"the checkpoint could not be written: {reason}") from error
 
 
 def _config(request: Request, tensors: Mapping[str, LazyTensor]) -> ConfigDict:
