@@ -37,7 +37,7 @@ def check_files(case: Case) -> None:
                                           case.outputs["indices"])
 
 
-@handles("ditok", r"(titok|jit)_(net_a|encoder_legacy)")
+@handles("ditok", r"titok_encoder_legacy|jit_tables")
 def check_key_lists(case: Case) -> None:
     """Names and shapes of every released network whose list lies in the folder."""
     model = case.name.split("_")[0]
