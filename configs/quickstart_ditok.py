@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from configs.common import quickstart
 
-STEPS = 1000
+STEPS = 500
 
 
 def get_config(variant: str = "") -> ConfigDict:
@@ -45,10 +45,10 @@ def get_config(variant: str = "") -> ConfigDict:
     config.ema.decay = 0.99
     config.ema.others = (("ema2", "constant", 0.996),)
     config.total_steps = STEPS
-    config.checkpoint.every = 500
-    config.sample.every = 500
+    config.checkpoint.every = 250
+    config.sample.every = 250
     config.sample.steps = 2
     config.sample.sampler = "euler"
     config.sample.guidance = 1.0
-    config.log.every = 50
+    config.log.every = 25
     return config
