@@ -67,11 +67,13 @@ ORIGINS = {
     "qwenimage": Origin("codec", "--src vae/diffusion_pytorch_model.safetensors",
                         "Qwen/Qwen-Image", "16-channel qwenimage latents"),
     "dinov2": Origin("codec", "--src model.safetensors --decoder model.pt --stats stat.pt",
-                     "facebook/dinov2-with-registers-base and nyu-visionx/RAE-collections",
+                     "facebook/dinov2-with-registers-base and RAE (decoders/dinov2/wReg_base/"
+                     "ViTXL_n08_i512/model.pt, stat.pt)",
                      "768-channel dinov2 latents"),
     "siglip": Origin("codec", "--src model.safetensors --decoder DECODER.pt --decoder_config "
-                     "XL_decoder_config.json", "google/siglip2-so400m-patch14-224 and "
-                     "nyu-visionx/Scale-RAE", "1152-channel siglip latents"),
+                     "XL_decoder_config.json", "google/siglip2-so400m-patch14-224 and Scale-RAE "
+                     "(siglip2_sop14_i224_web73M_ganw3_decXL.pt, XL_decoder_config.json)",
+                     "1152-channel siglip latents"),
 }
 
 
