@@ -52,9 +52,10 @@ def test_small_training_step_compiles_for_tpu(tmp_path):
     found = report(tmp_path, "--config=configs/pixeldit_t2i_2k.py:offline", "--topology=v5e:2x2",
                    "--mesh=1x2x2", *(f"--config.{change}" for change in SMALL))
     assert found["fits"] and found["device_kind"] == "TPU v5 lite"
-    # Two joint blocks and one pixel block, whose forward kernels the backward pass runs once more.
+    # Two joint blocks, whose forward kernels the backward pass runs once more; the pixel block's 256
+    # tokens attend densely.
     kernels = {name.split("_")[2]: calls for name, calls in found["kernels"].items()}
-    assert kernels == {"fwd": 6, "dq": 3, "dkv": 3}
+    assert kernels == {"fwd": 4, "dq": 2, "dkv": 2}
     assert found["flops"]["attention"] > 0 and found["cycles"] > 0
     assert found["unknown_loops"] == 0
 
