@@ -1,5 +1,6 @@
 """Every test runs in float32 with exact matmuls on the CPU unless it says otherwise."""
 
+import itertools
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -10,6 +11,18 @@ import jax
 import pytest
 
 jax.config.update("jax_default_matmul_precision", "highest")
+
+# A process that keeps what all tests compiled grows to several GiB.
+TESTS_BETWEEN_CLEARINGS = 40
+_finished = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def forget_old_compilations():
+    """Frees compiled functions now and then."""
+    yield
+    if next(_finished) % TESTS_BETWEEN_CLEARINGS == 0:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
