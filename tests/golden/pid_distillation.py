@@ -12,7 +12,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from pid_jax.config import base_config
-from pid_jax.diffusion import flow
 from pid_jax.models import build_model
 from pid_jax.objectives import pid_student
 from pid_jax.objectives.pid_student import DISCRIMINATOR, FAKE_SCORE, STUDENT, TEACHER, PidStudent
@@ -81,17 +80,51 @@ class Run:
     @functools.cached_property
     def update(self) -> Callable:
         """(state, examples) -> state, metrics, gradients, pictures on the way."""
-        move, pictures = {
-            STUDENT: (self.objective.update, self.student_pictures),
-            FAKE_SCORE: (self.objective.update_companions, self.fake_pictures)}[self.phase]
+        objective = self.objective
+        objective.loss = self.recording(objective.loss)
+        objective.fake_score_loss = self.recording(objective.fake_score_loss)
+        move = {STUDENT: objective.update, FAKE_SCORE: objective.update_companions}[self.phase]
 
         @jax.jit
         def whole(state, examples):
-            metrics, grads = self.objective.phase_gradients(self.phase, state, examples)
+            metrics, grads = objective.phase_gradients(self.phase, state, examples)
+            pictures = metrics.pop("pictures")
             after, found = move(state, grads)
-            return after, metrics | found, grads, pictures(pid_student.networks(state), examples)
+            return after, metrics | found, grads, pictures
 
         return whole
+
+    def recording(self, loss: Callable) -> Callable:
+        """The loss, whose metrics also hold the pictures that it passed by."""
+        names = {"generate": "x0_student", "teacher_x0": "x0_teacher", "fake_x0": "x0_fake"}
+
+        def recorded(params, examples):
+            pictures = {}
+            for method, name in names.items():
+                self.record(method, lambda output, *_, name=name: pictures.update({name: output}))
+            self.record("call", lambda output, weights, *_: pictures.update(
+                {"fake_out": output.x} if weights is params[FAKE_SCORE] else {}))
+            total, metrics = loss(params, examples)
+            if self.phase == FAKE_SCORE:
+                pictures["dsm_target"] = pid_student.losses.dsm_target(
+                    pictures.pop("x0_student"), examples["eps"],
+                    self.config.flow.prediction_type)
+            else:
+                pictures.pop("fake_out")
+            return total, metrics | {"pictures": pictures}
+
+        return recorded
+
+    def record(self, method: str, note: Callable) -> None:
+        """Makes a method of the objective show its output and arguments to `note`."""
+        original = getattr(PidStudent, method)
+
+        def recorded(*arguments, **options):
+            output = original(self.objective, *arguments, **options)
+            note(output, *arguments)
+            return output
+
+        setattr(self.objective, method, recorded)
 
     def check(self, update: Callable) -> None:
         name, phase = self.run["name"], self.phase
@@ -140,25 +173,6 @@ class Run:
     def draws(self) -> Iterator[np.ndarray]:
         found = self.case.under(f"in/{self.run['name']}/")
         return iter([found[name] for name in sorted(found)])
-
-    def student_pictures(self, params, examples):
-        objective = self.objective
-        generated = objective.generate(params[STUDENT], examples)
-        x_t = flow.interpolate(generated, examples["eps"], examples["t"])
-        conditional = objective.call(params[TEACHER], x_t, examples["t"], examples["text"],
-                                     examples).x
-        return {"x0_student": generated, "x0_fake": objective.fake_x0(
-                    params[FAKE_SCORE], x_t, examples),
-                "x0_teacher": objective.teacher_x0(params[TEACHER], conditional, x_t, examples)}
-
-    def fake_pictures(self, params, examples):
-        objective = self.objective
-        generated = objective.generate(params[STUDENT], examples)
-        x_t = flow.interpolate(generated, examples["eps"], examples["t"])
-        target = pid_student.losses.dsm_target(generated, examples["eps"],
-                                               self.config.flow.prediction_type)
-        return {"dsm_target": target, "fake_out": objective.call(
-            params[FAKE_SCORE], x_t, examples["t"], examples["text"], examples).x}
 
     def check_losses(self, metrics) -> None:
         expected = {METRICS[name]: value for name, value in self.run["losses"].items()}
