@@ -239,7 +239,8 @@ class Objective(abc.ABC):
     @functools.cached_property
     def null_text(self) -> np.ndarray:
         """Embedding of the negative prompt, float32 [1, T, E]."""
-        return self.prompts([self.config.sample.negative_prompt])
+        with jax.ensure_compile_time_eval():  # kept, so it must not belong to a trace
+            return self.prompts([self.config.sample.negative_prompt])
 
     def solver_table(self, height: int, width: int, steps: int) -> dpm_solver.DpmTable:
         """The steps of DPM-Solver++ for pictures of this size."""

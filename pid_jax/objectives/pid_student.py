@@ -41,8 +41,8 @@ DISCRIMINATOR_STREAM = 1  # folded into the key of the initial weights
 class PidStudent(PidTeacher):
     """Learns to draw as its teacher does, without guidance and in a few steps.
 
-    A batch is the teacher's. Examples hold `image`, `text`, `latent`, `sigma`, and draws for each
-    sample: `noise` and `step_index` of the student's input (`fresh` [B, N - 1, H, W, 3] too where
+    A batch is the teacher's and the negative prompt's `null_text` [B, T, E]. Examples hold `image`,
+    `text`, `null_text`, `latent`, `sigma`, and draws for each sample: `noise` and `step_index` of the student's input (`fresh` [B, N - 1, H, W, 3] too where
     it rolls out stochastically), `t` and `eps` of its noised picture; for the fake score's phase
     `real_t`, `real_eps` and `r1_noise` as the options ask for them.
 
@@ -190,14 +190,24 @@ class PidStudent(PidTeacher):
         return state.replace(step=state.step + 1, companions=companions,
                              opt_state=opt_states), metrics
 
-    # Draws.
+    # Batches and draws.
+
+    def prepare(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The teacher's arrays, and the negative prompt for its guidance."""
+        found = super().prepare(batch)
+        return found | {"null_text": np.broadcast_to(self.null_text, found["text"].shape)}
+
+    def batch_shapes(self, batch: int, height: int, width: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Adds the negative prompt."""
+        return super().batch_shapes(batch, height, width) | {"null_text": self.text_shape(batch)}
 
     def examples(self, batch: Batch, rng: jax.Array) -> Batch:
         """What both phases draw."""
         image, shape = batch["image"], batch["image"].shape
         latent_key, noise_key, index_key, fresh_key, time_key, eps_key = jax.random.split(rng, 6)
         _, latent, sigma = self.degrade(image, batch["sigma_range"], latent_key)
-        examples = {"image": image, "text": batch["text"], "latent": latent, "sigma": sigma,
+        examples = {"image": image, "text": batch["text"], "null_text": batch["null_text"],
+                    "latent": latent, "sigma": sigma,
                     "noise": jax.random.normal(noise_key, shape),
                     "step_index": self.draw_step_index(index_key, shape[0]),
                     "t": self.draw_times(time_key, *shape[:3]),
@@ -315,8 +325,8 @@ class PidStudent(PidTeacher):
         """
         scale, output = self.options.teacher_guidance, conditional
         if scale != 1.0:
-            null = jnp.broadcast_to(self.null_text, examples["text"].shape)
-            unconditional = self.call(params, x_t, examples["t"], null, examples).x
+            unconditional = self.call(params, x_t, examples["t"], examples["null_text"],
+                                      examples).x
             output = guidance.guide(unconditional, conditional, scale)
         return flow.predicted_x0(output, x_t, examples["t"],
                                  self.options.teacher_prediction_type)

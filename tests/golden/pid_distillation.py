@@ -66,9 +66,7 @@ class Run:
     def __init__(self, case: Case, run: dict, nets: dict[str, GoldenNet]):
         self.case, self.run, self.nets = case, run, nets
         self.config = _config(case.meta, run["overrides"])
-        null = case.inputs["null_caption_emb"]
-        text = type("Text", (), {"embed": lambda self, captions: null})()
-        self.objective = PidStudent(self.config, nets[STUDENT].net, _discriminator(case), text,
+        self.objective = PidStudent(self.config, nets[STUDENT].net, _discriminator(case), text=None,
                                     codec=None)
         self.inputs = {name: value[:run["batch_used"]] for name, value in case.inputs.items()
                        if "/" not in name and name != "null_caption_emb"}
@@ -150,6 +148,8 @@ class Run:
         """The reference's draws, in the order in which it drew them."""
         options, draws = self.config.distill, self.draws()
         examples = {"image": to_nhwc(self.inputs["x0"]), "text": self.inputs["caption_embs"],
+                    "null_text": np.broadcast_to(self.case.inputs["null_caption_emb"],
+                                                 self.inputs["caption_embs"].shape),
                     "latent": to_nhwc(self.inputs["lq_latent"]),
                     "sigma": self.inputs["degrade_sigma"], "noise": to_nhwc(next(draws)),
                     "step_index": np.zeros(self.run["batch_used"], np.int32)}

@@ -59,6 +59,7 @@ def student(answer=lambda x, t, y, **_: 0.5 * x, **changes):
 
 def batch(size=4):
     return {"image": random(size, 16, 24, 3), "text": random(size, 3, 2, seed=1),
+            "null_text": np.full((size, 3, 2), 0.25, np.float32),
             "sigma_range": np.tile(np.float32([0.2, 0.6]), (size, 1))}
 
 
@@ -200,7 +201,6 @@ def test_only_the_teacher_is_guided():
     objective = student(answer, teacher_guidance=3.0)
     examples = objective.examples(batch(2), jax.random.key(2)) | {
         "text": np.full((2, 3, 2), 0.5, np.float32)}
-    objective.null_text = np.full((1, 3, 2), 0.25, np.float32)
     params, x_t = {"lq_proj": {"kernel": jnp.zeros(1)}}, examples["noise"]
     conditional = objective.call(params, x_t, examples["t"], examples["text"], examples).x
     t = flow.per_sample(examples["t"], x_t)
