@@ -108,7 +108,7 @@ def main(arguments: Sequence[str]) -> None:
     """
     options = _parse(arguments)
     dataset = Dataset(options.folder)
-    layout = build_layout(options.buckets, options.image_size, options.sizes.split(","))
+    layout = build_layout(options.buckets, options.image_size, _sizes(options.sizes))
     _show(describe(dataset, layout, options.keys))
     if options.sheet:
         with atomic_write(options.sheet, "wb") as file:
@@ -130,6 +130,10 @@ def _verify(dataset: Dataset) -> None:
 def _show(lines: Iterable[str]) -> None:
     for line in lines:
         command.show(line)
+
+
+def _sizes(text: str) -> tuple[str, ...]:
+    return tuple(text.split(",")) if text else ()
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

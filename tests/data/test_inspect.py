@@ -45,7 +45,8 @@ def test_damage_is_listed_and_an_error(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("options, words", [
-    (("--buckets", "round"), "round"), (("--buckets", "custom"), "WIDTHxHEIGHT"),
+    (("--buckets", "round"), "round"), (("--buckets", "custom"), "at least one size"),
+    (("--sizes", "64"), "for custom buckets"),
     (("--image-size", "0"), "0x0"), (("--keyz", "1"), "--keyz")])
 def test_mistaken_calls(folder, capsys, options, words):
     assert run(folder, *options) == 2
