@@ -124,4 +124,5 @@ def _debug(config: ConfigDict) -> ConfigDict:
     config.model.update(tiny[config.model.name])
     if config.model.name == "ditok":
         config.sample.heldout = "runs/photos/heldout"
+        config.ditok.use_labels = False  # the photographs have none
     return config
