@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from ml_collections import ConfigDict
 
 from pid_jax.errors import UserError
 from pid_jax.inference import (STEP_NOISE, Checkpoint, check_finite, load_checkpoint, seeds,
@@ -80,23 +81,24 @@ class ClassGenerator:
         pictures = self._generate(self._params, *jax.device_put(rows, place), table, size=size)
         return check_finite(pictures, "picture")
 
-    def note(self, steps: int | None = None, guidance: float | None = None) -> dict[str, Any]:
-        """Every setting of the sampler: two numbers with other settings cannot be compared."""
-        options = self.objective.config.sample
-        return {"sampler": options.sampler, "rule": options.rule,
-                "steps": options.steps if steps is None else steps,
-                "guidance": options.guidance if guidance is None else guidance,
-                "guidance_interval": list(options.guidance_interval),
-                "shift": (self.objective.config.flow.shift if options.shift is None
-                          else options.shift),
-                "last_step": options.last_step}
-
     def _draw(self, params, seeds, labels, table, *, size):
         def step_noise(step):
             return jax.vmap(lambda seed: jax.random.normal(jax.random.fold_in(jax.random.fold_in(
                 jax.random.key(seed), STEP_NOISE), step), (*size, 3)))(seeds)
 
         return self.objective.draw(params, starting_noise(seeds, size), labels, table, step_noise)
+
+
+def sampler_note(config: ConfigDict, steps: int | None = None, guidance: float | None = None
+                 ) -> dict[str, Any]:
+    """Every setting of the sampler: two numbers with other settings cannot be compared."""
+    options = config.sample
+    return {"sampler": options.sampler, "rule": options.rule,
+            "steps": options.steps if steps is None else steps,
+            "guidance": options.guidance if guidance is None else guidance,
+            "guidance_interval": list(options.guidance_interval),
+            "shift": config.flow.shift if options.shift is None else options.shift,
+            "last_step": options.last_step}
 
 
 def check_labels(labels: Sequence[int], null_label: int) -> np.ndarray:

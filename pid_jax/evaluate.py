@@ -12,6 +12,7 @@ anything; running the command again goes on where it stopped.
 """
 
 import argparse
+import functools
 import itertools
 import json
 import sys
@@ -22,12 +23,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from pid_jax import class_inference, pictures
+from pid_jax import class_inference, inference, pictures
 from pid_jax.data import command
 from pid_jax.errors import UserError
 from pid_jax.evaluation import drawing, features, inception, plots, scores
 from pid_jax.files import atomic_write
 from pid_jax.images import to_float, to_uint8
+from pid_jax.objectives.pixeldit_c2i import PixelDitC2I
 from pid_jax.parallel import multihost
 from pid_jax.training import checkpoint as checkpoint_lib
 
@@ -95,27 +97,29 @@ class DrawnRun:
 
     def __init__(self, options: argparse.Namespace, folder: Path, which: str,
                  guidance: float | None):
-        self._options, self._which = options, which
-        self._generator = class_inference.ClassGenerator.from_checkpoint(folder, which)
-        net = self._generator.objective.net
-        self._period = options.period or net.patch_size
-        self._plan = drawing.Plan(options.count, net.num_classes, options.seed)
+        inference.check_which(folder, which)
+        objective = inference.open_objective(folder, PixelDitC2I)
+        self._options, self._checkpoint, self._which = options, folder, which
+        self._period = options.period or objective.net.patch_size
+        self._plan = drawing.Plan(options.count, objective.net.num_classes, options.seed)
         self._guidance = guidance
         self._settings = {
             "checkpoint": str(folder), "step": int(folder.name), "weights": which,
-            "count": options.count, "seed": options.seed,
-            "size": self._generator.objective.sample_size,
-            **self._generator.note(options.steps, guidance)}
+            "count": options.count, "seed": options.seed, "size": objective.sample_size,
+            **class_inference.sampler_note(objective.config, options.steps, guidance)}
         name = f"step{folder.name}_{which}_guidance{self._settings['guidance']:g}"
         self._folder = options.out / name
 
     def draw(self) -> None:
-        """Draws this host's share of what is not there yet."""
+        """Draws this host's share of what is not there yet; the weights are held meanwhile."""
+        open_generator = functools.cache(
+            lambda: class_inference.ClassGenerator.from_checkpoint(self._checkpoint, self._which))
+
         def draw(labels: Sequence[int], seeds: Sequence[int]) -> np.ndarray:
-            return to_uint8(self._generator.generate(
+            return to_uint8(open_generator().generate(
                 labels, steps=self._options.steps, guidance=self._guidance, seed=seeds))
 
-        devices = self._generator.devices
+        devices = jax.local_device_count()
         batch = -(-self._options.batch_size // devices) * devices
         drawing.draw_parts(self._plan, draw, self._folder, self._settings, batch,
                            jax.process_index(), jax.process_count(), command.show)
@@ -182,7 +186,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--guidance", nargs="+", type=float, default=[None], metavar="SCALE",
                         help="guidance scales; default: that of the run's samples")
     parser.add_argument("--count", type=command.count, default=50_000, help="pictures of a run")
-    parser.add_argument("--batch_size", type=command.count, default=50, help="drawn at once by a host; rounded up to its devices")
+    parser.add_argument("--batch_size", type=command.count, default=50,
+                        help="drawn at once by a host; rounded up to its devices")
     parser.add_argument("--steps", type=command.count, help="default: as the run's samples")
     parser.add_argument("--seed", type=int, default=0, help="of the first picture")
     parser.add_argument("--period", type=command.count, metavar="PIXELS",

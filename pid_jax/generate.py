@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from pid_jax import drawing_command, inference
-from pid_jax.class_inference import ClassGenerator, parse_classes
+from pid_jax.class_inference import ClassGenerator, parse_classes, sampler_note
 from pid_jax.data import command
 from pid_jax.errors import UserError
 from pid_jax.inference import PixelGenerator
@@ -66,7 +66,8 @@ def draw_classes(generator: ClassGenerator, labels: Sequence[int], options: argp
         drawn = generator.generate(batch, options.size, options.steps, options.guidance, seeds)
         for label, seed, picture in zip(batch, seeds, drawn):
             yield picture, {"class": label, "seed": seed,
-                            **generator.note(options.steps, options.guidance),
+                            **sampler_note(generator.objective.config, options.steps,
+                                           options.guidance),
                             **generator.checkpoint.note()}
 
 

@@ -93,13 +93,20 @@ def load_checkpoint(path: str | Path, which: str,
     folder = checkpoint_lib.find_step_folder(path)
     check_which(folder, which)
     mesh = make_mesh(dict(zip(AXES, (1, 1, sequence))), batch=1)
+    objective = open_objective(folder, wanted, mesh)
+    params = load_weights(folder, which, objective, mesh)
+    return Checkpoint(folder, which, *folded(objective, params, lora_scale), mesh)
+
+
+def open_objective(folder: Path, wanted: type[Objective] | tuple[type[Objective], ...],
+                   mesh: Mesh | None = None) -> Objective:
+    """The objective of a checkpoint, without weights; UserError when it is no `wanted` one."""
     objective = objectives.build(read_config(folder), mesh)
     if not isinstance(objective, wanted):
         name = objective.config.objective
         raise UserError(f"the checkpoint {folder} is of the objective {name!r}: draw with "
                         f"`python -m {COMMAND_OF[name]}`, or name a checkpoint for this command")
-    params = load_weights(folder, which, objective, mesh)
-    return Checkpoint(folder, which, *folded(objective, params, lora_scale), mesh)
+    return objective
 
 
 def check_which(folder: Path, which: str) -> None:

@@ -3,10 +3,11 @@ import json
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from pid_jax import evaluate
 from pid_jax.errors import UserError
-from pid_jax.evaluation import drawing, features, frechet
+from pid_jax.evaluation import drawing, features, frechet, inception
 from tests import drawing as checkpoints
 from tests import tiny
 
@@ -108,6 +109,25 @@ def test_bad_references_are_refused(tmp_path):
                         ("float.npz", "expected uint8"), ("broken.npz", "cannot be read")):
         with pytest.raises(UserError, match=words):
             features.read_reference(tmp_path / name, extract)
+
+
+@pytest.mark.slow
+def test_all_scores_with_random_inception_weights(tmp_path):
+    rng = np.random.default_rng(0)
+    save_file({name: np.float32(rng.standard_normal(shape) * (2 / max(1, np.prod(shape[1:]))) ** 0.5
+                                if len(shape) > 1 else np.ones(shape))
+               for name, shape in inception.tensor_shapes().items()}, tmp_path / "w.safetensors")
+    real, fake = (rng.integers(0, high, (12, 16, 16, 3), np.uint8) for high in (256, 200))
+    for name, drawn in (("real", real), ("fake", fake)):
+        drawing.save_samples(tmp_path / f"{name}.npz", drawn, None)
+    evaluate.main(["--samples", str(tmp_path / "fake.npz"), "--reference",
+                   str(tmp_path / "real.npz"), "--inception", str(tmp_path / "w.safetensors"),
+                   "--out", str(tmp_path / "out"), "--period", "4"])
+    (result,) = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert {"fid", "sfid", "inception_score", "precision", "recall", "pixel_frechet",
+            "artefact_pattern"} <= result["scores"].keys()
+    saved = features.read_reference(tmp_path / "out" / "reference.npz", None)
+    assert saved.gaussians.keys() == features.KINDS.keys() and saved.pictures == 12
 
 
 def test_inception_features_are_scored_by_name():
