@@ -25,7 +25,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.objective = "pixeldit_c2i"
     config.model = ConfigDict(networks.pixeldit_c2i(
         hidden_size=64, num_groups=4, patch_depth=3, pixel_depth=1, patch_size=4,
-        pixel_hidden_size=4, num_classes=10))
+        pixel_hidden_size=4, num_classes=10, label_init_std=0.5, time_init_std=0.1))
     config.data.path = "runs/digits/data"
     config.data.image_size = 16
     config.data.batch_size = 32
@@ -44,7 +44,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.checkpoint.keep = 4
     config.sample.every = STEPS // 4
     config.sample.steps = 25
-    config.sample.guidance = 1.5
+    config.sample.guidance = 2.0
     config.sample.count = 10
     config.sample.prompts = tuple(str(digit) for digit in range(10))
     config.log.every = 100

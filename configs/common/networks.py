@@ -74,6 +74,8 @@ def pixeldit_c2i(size: str = "xl", **changes) -> dict:
         "use_pixel_abs_pos": True,
         "pit_adaln_post_modulation": False,
         "rope_mode": "original",
+        "label_init_std": 0.02,
+        "time_init_std": 0.02,
         "repa_features": 0,
         "repa_width": CLASS_SIZES[size]["hidden_size"],
         "remat": "none",

@@ -40,7 +40,7 @@ def pixel_features(pictures: np.ndarray) -> np.ndarray:
 def make_extractor(weights: inception.InceptionParams | None) -> Extract:
     """Features by kind of uint8 [B, H, W, 3]: pixels, and with weights those of Inception.
 
-    Pictures go through the network in batches of one size, so their number changes no result.
+    Pictures go through the network in batches of one size, so that it compiles once.
     """
     forward = jax.jit(inception.inception)
 
@@ -48,10 +48,10 @@ def make_extractor(weights: inception.InceptionParams | None) -> Extract:
         found = {"pixels": pixel_features(pictures)}
         if weights is None:
             return found
-        parts = []
-        for start in range(0, len(pictures), BATCH):
-            batch = pictures[start:start + BATCH]
-            padded = np.concatenate([batch, np.repeat(batch[-1:], BATCH - len(batch), axis=0)])
+        parts, size = [], min(BATCH, len(pictures))
+        for start in range(0, len(pictures), size):
+            batch = pictures[start:start + size]
+            padded = np.concatenate([batch, np.repeat(batch[-1:], size - len(batch), axis=0)])
             parts.append(jax.tree.map(lambda leaf: leaf[:len(batch)],
                                       jax.device_get(forward(weights, padded))))
         whole = {name: np.concatenate([getattr(part, name) for part in parts])

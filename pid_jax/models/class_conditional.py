@@ -34,9 +34,10 @@ class ClassPixelDiT(Shell):
     """Class-conditional PixelDiT; option names are the reference's, defaults are XL's.
 
     Beyond them: `rope_mode` ("original": positions span 16 on any grid; "extrapolated": they span
-    the grid), `repa_features` (width of the frozen features of the alignment; 0: no projector) and
-    `repa_width` (of the projector's hidden layers), and `dtype`, `param_dtype`, `remat`,
-    `attention`, `constrain` as in `PixelDiT`.
+    the grid), `label_init_std` and `time_init_std` (of the first label embeddings and of the time
+    MLP's kernels; narrow networks learn classes faster with larger ones), `repa_features` (width
+    of the frozen features of the alignment; 0: no projector) and `repa_width` (of the projector's
+    hidden layers), and `dtype`, `param_dtype`, `remat`, `attention`, `constrain` as in `PixelDiT`.
     """
 
     in_channels: int = 3
@@ -50,6 +51,8 @@ class ClassPixelDiT(Shell):
     use_pixel_abs_pos: bool = True
     pit_adaln_post_modulation: bool = False
     rope_mode: str = "original"
+    label_init_std: float = 0.02
+    time_init_std: float = 0.02
     repa_features: int = 0
     repa_width: int = 1152
     dtype: Any = jnp.float32
@@ -79,11 +82,11 @@ class ClassPixelDiT(Shell):
             pixel_block_init, hidden=hidden, channels=pixel, pixels=patch**2, attn_width=hidden,
             heads=self.num_groups, modulations=4 if self.pit_adaln_post_modulation else 6)
         inits = {
-            "t_embedder": functools.partial(time_init, hidden=hidden),
+            "t_embedder": functools.partial(time_init, hidden=hidden, std=self.time_init_std),
             "s_embedder": lambda key: {"proj": linear_init(
                 key, colours * patch**2, hidden, kernel=xavier_uniform, zero_bias=True)},
             "y_embedder": lambda key: {
-                "embedding": normal(0.02)(key, (self.num_classes + 1, hidden))},
+                "embedding": normal(self.label_init_std)(key, (self.num_classes + 1, hidden))},
             "patch_blocks": stacked_init(_still(functools.partial(
                 class_block_init, hidden=hidden, heads=self.num_groups)), self.patch_depth),
             "pixel_embedder": functools.partial(draw, specs={"proj": linear_spec(colours, pixel)}),

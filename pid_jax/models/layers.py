@@ -256,11 +256,11 @@ def time_waves(t: jax.Array, channels: int = TIME_CHANNELS) -> jax.Array:
     return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
 
 
-def time_init(key: jax.Array, hidden: int) -> dict:
-    """Parameters of the time embedding's MLP: kernels N(0, 0.02^2)."""
+def time_init(key: jax.Array, hidden: int, std: float = 0.02) -> dict:
+    """Parameters of the time embedding's MLP: kernels N(0, std^2)."""
     keys = jax.random.split(key)
-    return {"fc1": linear_init(keys[0], TIME_CHANNELS, hidden, kernel=normal(0.02)),
-            "fc2": linear_init(keys[1], hidden, hidden, kernel=normal(0.02))}
+    return {"fc1": linear_init(keys[0], TIME_CHANNELS, hidden, kernel=normal(std)),
+            "fc2": linear_init(keys[1], hidden, hidden, kernel=normal(std))}
 
 
 def time_embedding(params: Params, t: jax.Array, dtype: jnp.dtype) -> jax.Array:
