@@ -93,9 +93,12 @@ def sampler_note(config: ConfigDict, steps: int | None = None, guidance: float |
                  ) -> dict[str, Any]:
     """Every setting of the sampler: two numbers with other settings cannot be compared."""
     options = config.sample
-    return {"sampler": options.sampler, "rule": options.rule,
-            "steps": options.steps if steps is None else steps,
-            "guidance": options.guidance if guidance is None else guidance,
+    both = {"steps": options.steps if steps is None else steps,
+            "guidance": options.guidance if guidance is None else guidance}
+    if config.objective == "jit_c2i":
+        return {"sampler": config.jit.method, **both,
+                "guidance_interval": list(config.jit.interval)}
+    return {"sampler": options.sampler, "rule": options.rule, **both,
             "guidance_interval": list(options.guidance_interval),
             "shift": config.flow.shift if options.shift is None else options.shift,
             "last_step": options.last_step}

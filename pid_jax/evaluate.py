@@ -29,6 +29,7 @@ from pid_jax.errors import UserError
 from pid_jax.evaluation import drawing, features, inception, plots, scores
 from pid_jax.files import atomic_write
 from pid_jax.images import to_float, to_uint8
+from pid_jax.objectives.jit_c2i import JitC2I
 from pid_jax.objectives.pixeldit_c2i import PixelDitC2I
 from pid_jax.parallel import multihost
 from pid_jax.training import checkpoint as checkpoint_lib
@@ -98,7 +99,7 @@ class DrawnRun:
     def __init__(self, options: argparse.Namespace, folder: Path, which: str,
                  guidance: float | None):
         inference.check_which(folder, which)
-        objective = inference.open_objective(folder, PixelDitC2I)
+        objective = inference.open_objective(folder, (PixelDitC2I, JitC2I))
         self._options, self._checkpoint, self._which = options, folder, which
         self._period = options.period or objective.net.patch_size
         self._plan = drawing.Plan(options.count, objective.net.num_classes, options.seed)

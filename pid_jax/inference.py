@@ -28,7 +28,7 @@ from pid_jax.models.lora import AdaptedNet
 from pid_jax.objectives.base import Objective
 from pid_jax.objectives.pid_teacher import PidTeacher
 from pid_jax.objectives.pixeldit_t2i import PixelDitT2I
-from pid_jax.parallel.mesh import AXES, make_mesh, replicated
+from pid_jax.parallel.mesh import AXES, make_mesh, replicated, single_device
 from pid_jax.parallel.sharding import state_shardings
 from pid_jax.training import checkpoint as checkpoint_lib
 from pid_jax.training.state import Params
@@ -92,7 +92,9 @@ def load_checkpoint(path: str | Path, which: str,
     """
     folder = checkpoint_lib.find_step_folder(path)
     check_which(folder, which)
-    mesh = make_mesh(dict(zip(AXES, (1, 1, sequence))), batch=1)
+    # Every process of several draws on its own first device.
+    mesh = single_device() if sequence == 1 else make_mesh(dict(zip(AXES, (1, 1, sequence))),
+                                                           batch=1)
     objective = open_objective(folder, wanted, mesh)
     params = load_weights(folder, which, objective, mesh)
     return Checkpoint(folder, which, *folded(objective, params, lora_scale), mesh)
