@@ -37,7 +37,9 @@ def outputs_and_gradients(attention, arrays, key_mask=None):
         image, text = attention(*arrays, key_mask=key_mask)
         parts = [x for x in (image, text) if x is not None]
         target = lambda x: jnp.cos(jnp.arange(x.size)).reshape(x.shape)
-        return sum(jnp.square(x - target(x)).sum() for x in parts), parts
+        errors = [x - target(x) for x in parts]
+        # A product sums in blocks; a plain float32 sum of thousands is itself 1e-6 off.
+        return sum(jnp.einsum("bqhd,bqhd->", e, e) for e in errors), parts
 
     return jax.jit(jax.value_and_grad(loss, range(len(arrays)), has_aux=True))(*arrays)
 
@@ -62,7 +64,7 @@ def compare(attention, batch, tokens, heads, text, masked, width=8, relative=REL
 
 # Joint lengths that no degree divides; the mask changes sides so that each meets each design.
 @pytest.mark.parametrize("grid, text, masked", [
-    ("square", 5, False), ("wide", 9, True), ("square", 0, True), ("wide", 0, False)],
+    ("square", 7, False), ("wide", 9, True), ("square", 0, True), ("wide", 0, False)],
     ids=["joint-square", "joint-wide-masked", "pixel-square-masked", "pixel-wide"])
 @pytest.mark.parametrize("design, heads, ways", [
     ("ulysses", 8, 2), ("ulysses", 8, 4), ("ulysses", 8, 8), ("allgather", 3, 2),
