@@ -46,7 +46,7 @@ def text_to_image() -> ConfigDict:
     """Fine-tuning the released text-to-image PixelDiT."""
     config = full_size()
     config.objective = "pixeldit_t2i"
-    config.model = ConfigDict(networks.pixeldit_t2i(remat="full"))
+    config.model = ConfigDict(networks.pixeldit_t2i(remat="full", pit_chunks=4))
     config.total_steps = 10_000_000
     config.optim.lr = 1e-5
     config.sample.guidance = 2.75
@@ -61,7 +61,7 @@ def pid(codec: str, **network) -> ConfigDict:
       network: options of the network that differ from PiD v1.5 for flux latents.
     """
     config = full_size()
-    config.model = ConfigDict(networks.pidnet(remat="full", **network))
+    config.model = ConfigDict(networks.pidnet(remat="full", pit_chunks=4, **network))
     config.codec = ConfigDict({"name": codec, "weights": "", "dtype": "bfloat16"})
     config.flow.dynamic_shift = True
     config.sample.guidance = 5.0
