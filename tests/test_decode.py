@@ -22,7 +22,7 @@ SIZE, SMALL = 32, 16
 @pytest.fixture
 def run(decoder, pid_checkpoint, tmp_path, monkeypatch):
     """Runs the command on the shared decoder; gives its exit status. Output: tmp_path / "out"."""
-    monkeypatch.setattr(PixelDecoder, "from_checkpoint", lambda *_: decoder)
+    monkeypatch.setattr(PixelDecoder, "from_checkpoint", lambda *_, **__: decoder)
     return lambda *arguments: command.run(decode.main, [
         "--checkpoint", str(pid_checkpoint), "--out", str(tmp_path / "out"),
         *map(str, arguments)])

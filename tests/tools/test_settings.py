@@ -52,7 +52,7 @@ def test_weights_of_another_network_are_named():
 @pytest.mark.parametrize("name, fits", [
     ("2kto4k_v1pt5_flux", "configs/pid_teacher_flux_2k.py"),
     ("pixeldit_h1536_d14p2", "configs/pixeldit_t2i_2k.py"),
-    ("2k_flux", "no file in configs/ fits; try --model pidnet")])
+    ("2k_flux", "configs/pid_v1_flux_2k.py")])
 def test_configs_that_fit(name, fits):
     shapes = shapes_of(NETWORKS[name])
     assert fits in fitting_configs(recognise(shapes), shapes)
