@@ -13,12 +13,13 @@ from pid_jax.objectives.pixeldit_c2i import PixelDitC2I
 from pid_jax.objectives.pixeldit_t2i import PixelDitT2I
 from tests.golden.cases import Case, assert_close, handles
 from tests.golden.layout import to_nchw, to_nhwc
-from tests.golden.pixeldit_networks import PROJECTOR, Network, compare, load_network
+from tests.golden.networks import GoldenNet
+from tests.golden.pixeldit_networks import PROJECTOR, compare, load_network
 
 DROPOUT = 0.1
 
 
-def _c2i_network(case: Case) -> Network:
+def _c2i_network(case: Case) -> GoldenNet:
     projector = {name.removeprefix("0."): value
                  for name, value in case.under("params_proj/").items()}
     return load_network(case, "pixeldit_c2i", projector)
@@ -183,6 +184,6 @@ def _t2i_name(name: str) -> str:
     return name.removeprefix("core.").replace("_repa_projector.", PROJECTOR)
 
 
-def _t2i_names(network: Network, mask) -> dict[str, bool]:
+def _t2i_names(network: GoldenNet, mask) -> dict[str, bool]:
     full = jax.tree.map(lambda leaf, keep: np.broadcast_to(keep, leaf.shape), network.params, mask)
     return {key: bool(value.all()) for key, value in network.to_torch(full).items()}

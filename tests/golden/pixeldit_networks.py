@@ -3,11 +3,9 @@
 Parameters lie in the case under `params/`. Layouts change at the border only.
 """
 
-import dataclasses
 import re
 from typing import Any
 
-import flax.linen as nn
 import jax
 import numpy as np
 
@@ -17,7 +15,8 @@ from pid_jax.models.layers import sincos_table, time_waves
 from pid_jax.models.rope import image_rope
 from tests.golden.cases import Case, assert_close, handles
 from tests.golden.layout import to_nchw, to_nhwc
-from tools.convert_torch_weights.mappings import Table, jax_to_torch, table_for, torch_to_jax
+from tests.golden.networks import GoldenNet
+from tools.convert_torch_weights.mappings import table_for, torch_to_jax
 
 TABLE_MODES = {"rope2d": "original", "ropeex2d": "extrapolated"}
 LARGE_TIME, LARGE_TIME_ATOL = 999.5, 1e-3  # the case's note on t = 1000
@@ -25,24 +24,8 @@ PROJECTOR = "repa_projector."
 PARAMS_OF = {"pixeldit_c2i": "params/", "pixeldit_t2i": "params/core."}
 
 
-@dataclasses.dataclass(frozen=True)
-class Network:
-    """The network of a case in this project's layouts."""
-
-    net: nn.Module
-    params: dict
-    table: Table
-
-    def __call__(self, params: dict, *args: Any, **kwargs: Any) -> Any:
-        return self.net.apply({"params": params}, *args, **kwargs)
-
-    def to_torch(self, tree: Any) -> dict[str, np.ndarray]:
-        """Parameters or gradients under torch names and in torch layouts."""
-        return {key: np.asarray(value) for key, value in jax_to_torch(self.table, tree).items()}
-
-
 def load_network(case: Case, model: str, projector: dict[str, np.ndarray] | None = None
-                 ) -> Network:
+                 ) -> GoldenNet:
     """The network of a case, with a projector {"0.weight": ...} where one is given."""
     options = {key: value for key, value in case.meta["config"].items()
                if key in option_names(model)}
@@ -52,7 +35,7 @@ def load_network(case: Case, model: str, projector: dict[str, np.ndarray] | None
                     "repa_width": projector["4.weight"].shape[1]}
         tensors |= {PROJECTOR + name: value for name, value in projector.items()}
     table = table_for(model, options)
-    return Network(build_model(model, **options), torch_to_jax(table, tensors), table)
+    return GoldenNet(build_model(model, **options), torch_to_jax(table, tensors), table)
 
 
 def compare(case: Case, actual: Any, expected: np.ndarray, name: str) -> None:

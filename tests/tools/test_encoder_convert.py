@@ -87,6 +87,10 @@ def test_incomplete_and_damaged_weights(tmp_path, capsys):
     (out / "weights.safetensors").unlink()
     with pytest.raises(UserError, match="weights.safetensors is missing"):
         build_codec("flux", weights=str(out)).params
+    (out / "notes.txt").write_text("mine")
+    assert cli.main([*arguments, "--overwrite"]) == 2
+    assert "what no conversion wrote (notes.txt)" in capsys.readouterr().err
+    (out / "notes.txt").unlink()
     save_file({"encoder.mid.block_1.conv1.weight": np.zeros((2, 2, 3, 3), np.float32)}, source)
     assert cli.main([*arguments, "--overwrite"]) == 2
     assert "unknown family" in capsys.readouterr().err

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import jax
@@ -165,16 +165,31 @@ def _draw(config: ConfigDict, paths: list[str], dtype: np.dtype) -> dict[str, La
 
 def refuse_destination(dst: Path, overwrite: bool) -> None:
     """Raises UserError when `dst` may not be written: it exists, or is not a converted folder."""
+    def written() -> set[Path]:
+        found = cards.read_card(dst)
+        return set() if found is None else {
+            dst / cards.FILE_NAME, dst / FOLDER, dst / FOLDER / str(found.get("step"))}
+
+    refuse_existing(dst, overwrite, cards.FILE_NAME, written)
+
+
+def refuse_existing(dst: Path, overwrite: bool, card: str,
+                    written: Callable[[], set[Path]]) -> None:
+    """Raises UserError unless `dst` is free, or may be overwritten and holds a conversion only.
+
+    Args:
+      card: the file that every conversion of this kind writes.
+      written: all that such a conversion writes to `dst`; nothing when `dst` is none.
+    """
     if not dst.exists() or (dst.is_dir() and not any(dst.iterdir())):
         return
     if not overwrite:
         raise UserError(f"{dst} exists; choose another --dst, or add --overwrite to replace it")
-    card = cards.read_card(dst)
-    if card is None:
-        raise UserError(f"{dst} was not made by a conversion (it has no {cards.FILE_NAME}), so it "
-                        "is not overwritten; remove it yourself or choose another --dst")
-    written = {dst / cards.FILE_NAME, dst / FOLDER, dst / FOLDER / str(card.get("step"))}
-    if foreign := sorted({*dst.iterdir(), *(dst / FOLDER).glob("*")} - written):
+    known = written()
+    if dst / card not in known or not (dst / card).is_file():
+        raise UserError(f"{dst} was not made by a conversion (it has no {card}), so it is not "
+                        "overwritten; remove it yourself or choose another --dst")
+    if foreign := sorted({*dst.iterdir(), *(dst / FOLDER).glob("*")} - known):
         raise UserError(f"{dst} holds what no conversion wrote ({foreign[0].relative_to(dst)}), so "
                         "it is not overwritten; move that away or choose another --dst")
 

@@ -16,7 +16,7 @@ from pid_jax.files import atomic_write
 from tools.convert_torch_weights import licences
 from tools.convert_torch_weights.assembly import LazyLeaf, assembled_leaves
 from tools.convert_torch_weights.card import sha256
-from tools.convert_torch_weights.convert import replacing
+from tools.convert_torch_weights.convert import refuse_existing, replacing
 from tools.convert_torch_weights.encoder_sizes import (autoencoder_sizes, decoder_sizes,
                                                        gemma_options, read_config, vit_sizes)
 from tools.convert_torch_weights.mappings import Table
@@ -84,14 +84,9 @@ def convert_encoder(request: EncoderRequest) -> dict[str, Any]:
 
 
 def _refuse_destination(request: EncoderRequest) -> None:
-    dst = request.dst
-    if not dst.exists() or (dst.is_dir() and not any(dst.iterdir())):
-        return
-    if not request.overwrite:
-        raise UserError(f"{dst} exists; choose another --dst, or add --overwrite to replace it")
-    if not (dst / CARD).is_file():
-        raise UserError(f"{dst} was not made by a conversion (it has no {CARD}), so it is not "
-                        "overwritten; remove it yourself or choose another --dst")
+    names = (CARD, TENSORS, *tokenizer.FILES)
+    refuse_existing(request.dst, request.overwrite, CARD,
+                    lambda: {request.dst / name for name in names})
 
 
 def _card(request: EncoderRequest, converted: Converted) -> dict[str, Any]:
