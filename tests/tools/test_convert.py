@@ -4,6 +4,7 @@ import functools
 import gc
 import json
 import os
+import threading
 import weakref
 
 import jax
@@ -350,6 +351,17 @@ def test_leaves_are_written_one_batch_at_a_time(tmp_path, monkeypatch):
     for i in range(6):
         np.testing.assert_array_equal(stored[f"block/{i}"].read(), np.full((10, 10), i))
     assert json.loads((tmp_path / "0" / "card" / "metadata").read_text()) == {"a": 1}
+
+
+def test_no_thread_writes_on_after_a_failure(tmp_path):
+    def fail():
+        raise UserError("the disk went away")
+
+    leaf = LazyLeaf("norm/scale", (3,), np.dtype(np.float32), fail)
+    before = set(threading.enumerate())
+    with pytest.raises(UserError, match="the disk went away"):
+        orbax_io.write_step(tmp_path / "0", {"params": {"norm/scale": leaf}}, {"config": {}, "card": {}})
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_failure_while_reading_leaves_nothing(tmp_path, monkeypatch):

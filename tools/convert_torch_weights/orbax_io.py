@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import threading
+import time
 from collections.abc import Awaitable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -78,11 +80,25 @@ def write_step(folder: Path, items: Mapping[str, Mapping[str, LazyLeaf]],
     arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
     handlers = {**dict.fromkeys(items, arrays),
                 **{name: ocp.JsonCheckpointHandler() for name in texts}}
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers)) as checkpointer:
+    with (_writers_ended(),
+          ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers)) as checkpointer):
         checkpointer.save(folder.absolute(), args=ocp.args.Composite(
             **{item: ocp.args.PyTreeSave(tree, save_args=_in_chunks(tree))
                for item, tree in trees.items()},
             **{name: ocp.args.JsonSave(text) for name, text in texts.items()}))
+
+
+@contextlib.contextmanager
+def _writers_ended(patience: float = 60.0) -> Iterator[None]:
+    """Waits, after a failure, for the threads in which Orbax still writes the other items."""
+    before = set(threading.enumerate())
+    try:
+        yield
+    except BaseException:
+        end = time.monotonic() + patience
+        for thread in set(threading.enumerate()) - before:
+            thread.join(max(0.0, end - time.monotonic()))
+        raise
 
 
 def _in_chunks(tree: dict) -> dict:
