@@ -6,7 +6,6 @@ The 8 x 8 grey scans (16 levels; E. Alpaydin, C. Kaynak, UCI repository, 1998) a
 whole factors, so that nothing is invented. The record's caption `label` is the digit.
 """
 
-import argparse
 import importlib.util
 import io
 import sys

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pid_jax.encoders.caption_tokenizer import Tokenizer, load_tokenizer
 from pid_jax.encoders.frozen import Frozen, check_dtype
 from pid_jax.encoders.gemma2 import Gemma2
 from pid_jax.encoders.instruction import INSTRUCTION
 from pid_jax.encoders.protocols import TextEncoder
 from pid_jax.encoders.stored_text import StoredTextEncoder
-from pid_jax.encoders.tokenizer import Tokenizer, load_tokenizer
 from pid_jax.encoders.weights import RANDOM, folder_of, open_weights, random_params, shapes_of
 from pid_jax.errors import UserError
 from pid_jax.models.layers import Params

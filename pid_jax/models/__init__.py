@@ -11,7 +11,6 @@ from pid_jax.models.class_conditional import ClassPixelDiT
 from pid_jax.models.discriminator import Discriminator
 from pid_jax.models.ditok import DiTok
 from pid_jax.models.jit import JiT
-from pid_jax.models.outputs import NetOutput
 from pid_jax.models.pid import PidNet
 from pid_jax.models.pixeldit import PixelDiT
 from pid_jax.models.titok import TiTok

@@ -14,10 +14,9 @@ import numpy as np
 
 from pid_jax.errors import UserError
 from pid_jax.models.attention import Attention, dense_attention, project_qkv
-from pid_jax.models.convolution import conv
 from pid_jax.models.layers import (TIME_CHANNELS, Params, Uniform, draw, linear, linear_init,
-                                   modulate, norm_init, normal, rms_norm, sincos_table, unpatchify,
-                                   unstack)
+                                   modulate, norm_init, normal, patchify, rms_norm, sincos_table,
+                                   unpatchify, unstack)
 from pid_jax.models.outputs import NetOutput
 from pid_jax.models.placement import Constrain, unconstrained
 from pid_jax.models.rope import RopeTable, grid_rope
@@ -131,9 +130,14 @@ def patch_positions(width: int, grid: int) -> np.ndarray:
 
 
 def embed_patches(params: Params, x: jax.Array, dims: JitDims) -> jax.Array:
-    """x [B, H, W, 3] -> tokens [B, L, W] through the bottleneck, without positions."""
-    patches = conv(params["proj1"], x, stride=dims.patch_size)
-    return linear(params["proj2"], patches.reshape(len(x), -1, dims.bottleneck_dim))
+    """x [B, H, W, 3] -> tokens [B, L, W] through the bottleneck, without positions.
+
+    A convolution without overlap, as a product: XLA divides that over devices correctly.
+    """
+    pixels = patchify(x, dims.patch_size)
+    kernel = params["proj1"]["kernel"].astype(x.dtype)
+    patches = jnp.einsum("blcp,pcd->bld", pixels, kernel.reshape(-1, *kernel.shape[2:]))
+    return linear(params["proj2"], patches)
 
 
 # ---- blocks -------------------------------------------------------------------------------------

@@ -42,9 +42,10 @@ class PidStudent(PidTeacher):
     """Learns to draw as its teacher does, without guidance and in a few steps.
 
     A batch is the teacher's and the negative prompt's `null_text` [B, T, E]. Examples hold `image`,
-    `text`, `null_text`, `latent`, `sigma`, and draws for each sample: `noise` and `step_index` of the student's input (`fresh` [B, N - 1, H, W, 3] too where
-    it rolls out stochastically), `t` and `eps` of its noised picture; for the fake score's phase
-    `real_t`, `real_eps` and `r1_noise` as the options ask for them.
+    `text`, `null_text`, `latent`, `sigma`, and draws for each sample: `noise` and `step_index` of
+    the student's input (`fresh` [B, N - 1, H, W, 3] too where it rolls out stochastically), `t` and
+    `eps` of its noised picture; for the fake score's phase `real_t`, `real_eps` and `r1_noise` as
+    the options ask for them.
 
     Losses take the parameters of all networks, by name.
     """

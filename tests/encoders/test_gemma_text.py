@@ -6,8 +6,8 @@ import pytest
 
 from pid_jax import embed_captions
 from pid_jax.encoders import TextEncoder, build_text_encoder
+from pid_jax.encoders.caption_tokenizer import load_tokenizer
 from pid_jax.encoders.instruction import INSTRUCTION
-from pid_jax.encoders.tokenizer import load_tokenizer
 from pid_jax.errors import UserError
 from tests import tiny
 

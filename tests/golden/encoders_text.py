@@ -5,9 +5,9 @@ import re
 import jax
 import numpy as np
 
+from pid_jax.encoders.caption_tokenizer import FILES, load_tokenizer
 from pid_jax.encoders.gemma2 import Gemma2
 from pid_jax.encoders.gemma_text import GemmaTextEncoder, Layout
-from pid_jax.encoders.tokenizer import FILES, load_tokenizer
 from tests.golden.cases import Case, assert_close, handles
 from tools.convert_torch_weights.encoder_sizes import full_layers
 from tools.convert_torch_weights.mappings import torch_to_jax

@@ -17,9 +17,19 @@ FLAGS = ("--xla_force_host_platform_device_count=8 --xla_backend_optimization_le
 
 @pytest.mark.parametrize("module", sorted(p.name for p in FOLDER.glob("test_*.py")))
 def test_module(module: str) -> None:
+    run(module, "not slow")
+
+
+@pytest.mark.slow
+def test_slow_steps() -> None:
+    run("test_training_step.py", "slow")
+
+
+def run(module: str, marker: str) -> None:
     environment = dict(os.environ, JAX_PLATFORMS="cpu", PID_JAX_EIGHT_DEVICES="1",
                        XLA_FLAGS=FLAGS)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / module)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marker,
+         str(FOLDER / module)],
         cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

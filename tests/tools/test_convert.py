@@ -19,13 +19,12 @@ from pid_jax.training.checkpoint import load_for_inference
 from tests import tiny
 from tests.tools import forge
 from tools.convert_torch_weights import orbax_io
-from tools.convert_torch_weights.assembly import LazyLeaf
 from tools.convert_torch_weights.card import read_card
 from tools.convert_torch_weights.convert import Request, convert
 from tools.convert_torch_weights.export import export
 from tools.convert_torch_weights.mappings import jax_to_torch, table_for
 from tools.convert_torch_weights.matching import AUX_HEAD, LQ, Exceptions
-from tools.convert_torch_weights.readers import open_source
+from tools.convert_torch_weights.readers import LazyTensor, open_source
 from tools.convert_torch_weights.verify import verify
 
 T2I = {key: value for key, value in tiny.NETWORK.items() if key != "patch_depth"} | {
@@ -343,8 +342,8 @@ def test_leaves_are_written_one_batch_at_a_time(tmp_path, monkeypatch):
         most.append(sum(reference() is not None for reference in alive))
         return array
 
-    leaves = {f"block/{i}": LazyLeaf(f"block/{i}", (10, 10), np.dtype(np.float32),
-                                     functools.partial(make, i)) for i in range(6)}
+    leaves = {f"block/{i}": LazyTensor(f"block/{i}", np.dtype(np.float32), (10, 10),
+                                       functools.partial(make, i)) for i in range(6)}
     orbax_io.write_step(tmp_path / "0", {"params": leaves}, {"card": {"a": 1}})
     assert max(most) <= 2 * (1000 // 400)
     stored = orbax_io.stored_leaves(tmp_path / "0" / "params")
@@ -357,7 +356,7 @@ def test_no_thread_writes_on_after_a_failure(tmp_path):
     def fail():
         raise UserError("the disk went away")
 
-    leaf = LazyLeaf("norm/scale", (3,), np.dtype(np.float32), fail)
+    leaf = LazyTensor("norm/scale", np.dtype(np.float32), (3,), fail)
     before = set(threading.enumerate())
     with pytest.raises(UserError, match="the disk went away"):
         orbax_io.write_step(tmp_path / "0", {"params": {"norm/scale": leaf}}, {"config": {}, "card": {}})

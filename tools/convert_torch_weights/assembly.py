@@ -1,31 +1,11 @@
 """Our stacked parameters, put together from PyTorch tensors one leaf at a time."""
 
-import dataclasses
-import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from tools.convert_torch_weights.mappings.engine import Entry, Table
 from tools.convert_torch_weights.readers import LazyTensor
-
-
-@dataclasses.dataclass(frozen=True)
-class LazyLeaf:
-    """One parameter that is made when `read` is called and not before."""
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    read: Callable[[], np.ndarray]
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
 
 
 def entries_by_leaf(table: Table) -> dict[str, list[Entry]]:
@@ -37,13 +17,13 @@ def entries_by_leaf(table: Table) -> dict[str, list[Entry]]:
 
 
 def assembled_leaves(table: Table, tensors: Mapping[str, LazyTensor], dtype: np.dtype,
-                     not_finite: list[str]) -> dict[str, LazyLeaf]:
+                     not_finite: list[str]) -> dict[str, LazyTensor]:
     """The leaves whose tensors are all in `tensors`, cast to `dtype` (round to nearest even).
 
     Args:
       not_finite: takes the keys whose values are nan or infinite, as the leaves are read.
     """
-    return {path: LazyLeaf(path, tuple(table.leaves[path].shape), dtype,
+    return {path: LazyTensor(path, dtype, tuple(table.leaves[path].shape),
                            _assembler(table, path, entries, tensors, dtype, not_finite))
             for path, entries in entries_by_leaf(table).items()
             if all(entry.key in tensors for entry in entries)}

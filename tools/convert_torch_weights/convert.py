@@ -18,7 +18,7 @@ from pid_jax.files import atomic_write
 from pid_jax.models import build_model, init_parameters
 from pid_jax.training.checkpoint import CARD, CONFIG, DATA, FOLDER, PARAMS
 from tools.convert_torch_weights import card as cards
-from tools.convert_torch_weights.assembly import LazyLeaf, assembled_leaves
+from tools.convert_torch_weights.assembly import assembled_leaves
 from tools.convert_torch_weights.layout import read_layout
 from tools.convert_torch_weights.mappings import Table
 from tools.convert_torch_weights.mappings.engine import flatten
@@ -101,7 +101,7 @@ def convert(request: Request) -> dict:
     return card
 
 
-def _write(folder: Path, items: Mapping[str, Mapping[str, LazyLeaf]],
+def _write(folder: Path, items: Mapping[str, Mapping[str, LazyTensor]],
            texts: Mapping[str, dict]) -> None:
     """Writes a step; what Orbax says of a disk that fails is an OSError, as elsewhere."""
     try:
@@ -142,14 +142,14 @@ def _dtype(wanted: str | None, tensors: Mapping[str, LazyTensor]) -> np.dtype:
 
 
 def _leaves(table: Table, config: ConfigDict, matched: Match, dtype: np.dtype,
-            not_finite: list[str]) -> dict[str, LazyLeaf]:
+            not_finite: list[str]) -> dict[str, LazyTensor]:
     made = assembled_leaves(table, matched.tensors, dtype, not_finite)
     fresh = [path for path in table.leaves if path not in made]
     drawn = _draw(config, fresh, dtype) if fresh else {}
     return {path: made.get(path) or drawn[path] for path in table.leaves}
 
 
-def _draw(config: ConfigDict, paths: list[str], dtype: np.dtype) -> dict[str, LazyLeaf]:
+def _draw(config: ConfigDict, paths: list[str], dtype: np.dtype) -> dict[str, LazyTensor]:
     """Fresh parameters by the network's own initialisation; only the wanted ones are computed."""
     name, options = model_options(config)
     net = build_model(name, **options)
@@ -159,7 +159,7 @@ def _draw(config: ConfigDict, paths: list[str], dtype: np.dtype) -> dict[str, La
         return {path: everything[path] for path in paths}
 
     drawn = jax.device_get(jax.jit(wanted)(jax.random.key(config.seed)))
-    return {path: LazyLeaf(path, value.shape, dtype, lambda value=value: value.astype(dtype))
+    return {path: LazyTensor(path, dtype, value.shape, lambda value=value: value.astype(dtype))
             for path, value in drawn.items()}
 
 

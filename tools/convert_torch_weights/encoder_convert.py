@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from pid_jax.encoders import autoencoder_codec, representation_codec, tokenizer
+from pid_jax.encoders import autoencoder_codec, caption_tokenizer, representation_codec
 from pid_jax.encoders.gemma2 import Gemma2
 from pid_jax.encoders.weights import CARD, FORMAT, ORIGINS, TENSORS
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
 from tools.convert_torch_weights import licences
-from tools.convert_torch_weights.assembly import LazyLeaf, assembled_leaves
+from tools.convert_torch_weights.assembly import assembled_leaves
 from tools.convert_torch_weights.card import sha256
 from tools.convert_torch_weights.convert import refuse_existing, replacing
 from tools.convert_torch_weights.encoder_sizes import (autoencoder_sizes, decoder_sizes,
@@ -53,7 +53,7 @@ class EncoderRequest:
 class Converted:
     """Leaves by path, the networks' options, the sources, and keys with bad numbers."""
 
-    leaves: dict[str, LazyLeaf]
+    leaves: dict[str, LazyTensor]
     network: dict[str, Any]
     sources: list[Source]
     not_finite: list[str]
@@ -72,8 +72,7 @@ def convert_encoder(request: EncoderRequest) -> dict[str, Any]:
     card = _card(request, converted)
     with replacing(request.dst) as folder:
         with atomic_write(folder / TENSORS, "wb") as file:
-            write_safetensors(file, [LazyTensor(path, leaf.dtype, leaf.shape, leaf.read)
-                                     for path, leaf in converted.leaves.items()], {})
+            write_safetensors(file, list(converted.leaves.values()), {})
         check_finite(converted.sources[0].path, converted.not_finite)
         for name, path in converted.files.items():
             with atomic_write(folder / name, "wb") as file:
@@ -84,7 +83,7 @@ def convert_encoder(request: EncoderRequest) -> dict[str, Any]:
 
 
 def _refuse_destination(request: EncoderRequest) -> None:
-    names = (CARD, TENSORS, *tokenizer.FILES)
+    names = (CARD, TENSORS, *caption_tokenizer.FILES)
     refuse_existing(request.dst, request.overwrite, CARD,
                     lambda: {request.dst / name for name in names})
 
@@ -109,12 +108,12 @@ def opened(request: EncoderRequest, part: str = "model") -> Source:
 
 
 def leaves_of(table: Table, tensors: Mapping[str, LazyTensor], request: EncoderRequest,
-              not_finite: list[str], prefix: str = "") -> dict[str, LazyLeaf]:
+              not_finite: list[str], prefix: str = "") -> dict[str, LazyTensor]:
     """The leaves of a table under `prefix`, each read in its turn."""
     check_shapes(table, _shapes(tensors))
     dtype = result_dtype(request.dtype, tensors)
     leaves = assembled_leaves(table, tensors, dtype, not_finite)
-    return {f"{prefix}{path}": dataclasses.replace(leaf, path=f"{prefix}{path}")
+    return {f"{prefix}{path}": dataclasses.replace(leaf, name=f"{prefix}{path}")
             for path, leaf in leaves.items()}
 
 
@@ -197,13 +196,13 @@ def _decoder_config(request: EncoderRequest) -> dict[str, Any]:
     return config if named else {}
 
 
-def _statistics(tensors: Mapping[str, LazyTensor], source: Source) -> dict[str, LazyLeaf]:
+def _statistics(tensors: Mapping[str, LazyTensor], source: Source) -> dict[str, LazyTensor]:
     """Mean and variance [C, h, w] -> [h, w, C], always in float32."""
     wanted = {name: tensors.get(name) for name in ("mean", "var")}
     if not all(tensor is not None and len(tensor.shape) == 3 for tensor in wanted.values()):
         raise UserError(f"{source.path} holds no mean and var of the form [channels, rows, columns]")
-    return {f"stats/{name}": LazyLeaf(
-        f"stats/{name}", (*tensor.shape[1:], tensor.shape[0]), TORCH_DTYPES["float32"],
+    return {f"stats/{name}": LazyTensor(
+        f"stats/{name}", TORCH_DTYPES["float32"], (*tensor.shape[1:], tensor.shape[0]),
         lambda tensor=tensor: np.ascontiguousarray(np.moveaxis(tensor.read(), 0, -1), np.float32))
         for name, tensor in wanted.items()}
 
@@ -234,12 +233,12 @@ def _gemma(request: EncoderRequest) -> Converted:
 def _tokenizer_file(request: EncoderRequest, folder: Path) -> dict[str, Path]:
     """The tokenizer to copy beside the weights, under its name."""
     named = request.sources.get("tokenizer")
-    candidates = [Path(named)] if named else [folder / name for name in tokenizer.FILES]
+    candidates = [Path(named)] if named else [folder / name for name in caption_tokenizer.FILES]
     found = next((path for path in candidates if path.is_file()), None)
     if found is None:
         raise UserError(f"the tokenizer is missing: there is no {' or '.join(map(str, candidates))}"
                         "; it is published with the weights, name it with --tokenizer")
-    tokenizer.load_tokenizer(found)
+    caption_tokenizer.load_tokenizer(found)
     return {f"tokenizer{found.suffix}": found}
 
 

@@ -14,7 +14,6 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import type_handlers
 
 from pid_jax.errors import UserError
-from tools.convert_torch_weights.assembly import LazyLeaf
 from tools.convert_torch_weights.mappings.engine import flatten, unflatten
 from tools.convert_torch_weights.readers import LazyTensor
 
@@ -26,7 +25,7 @@ CHUNK_BYTES = 64 << 20
 BATCH_BYTES = 64 << 20
 
 
-class _LazyLeafHandler(type_handlers.NumpyHandler):
+class _LazyHandler(type_handlers.NumpyHandler):
     """Makes the next batch of leaves while one is written; they are stored as plain arrays."""
 
     def __init__(self):
@@ -65,7 +64,7 @@ def _batches(items: list[tuple]) -> Iterator[list[tuple]]:
     yield batch
 
 
-def write_step(folder: Path, items: Mapping[str, Mapping[str, LazyLeaf]],
+def write_step(folder: Path, items: Mapping[str, Mapping[str, LazyTensor]],
                texts: Mapping[str, dict]) -> None:
     """Writes one checkpoint step.
 
@@ -76,7 +75,7 @@ def write_step(folder: Path, items: Mapping[str, Mapping[str, LazyLeaf]],
     """
     trees = {item: unflatten(leaves) for item, leaves in items.items()}
     registry = type_handlers.create_type_handler_registry(
-        (LazyLeaf, _LazyLeafHandler()), (jax.Array, type_handlers.ArrayHandler()))
+        (LazyTensor, _LazyHandler()), (jax.Array, type_handlers.ArrayHandler()))
     arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
     handlers = {**dict.fromkeys(items, arrays),
                 **{name: ocp.JsonCheckpointHandler() for name in texts}}

@@ -11,7 +11,7 @@ import numpy as np
 from pid_jax.errors import UserError
 from pid_jax.models import repa
 from pid_jax.training.checkpoint import OPTIMIZER, PARAMS
-from tools.convert_torch_weights.assembly import LazyLeaf, assembled_leaves
+from tools.convert_torch_weights.assembly import assembled_leaves
 from tools.convert_torch_weights.layout import EMA, NET, OTHER, PROJECTOR, Layout
 from tools.convert_torch_weights.mappings import Table
 from tools.convert_torch_weights.matching import Exceptions, match
@@ -29,7 +29,7 @@ class TrainingState:
     """Attributes: step, updates done; items, checkpoint item -> parameter path -> leaf."""
 
     step: int
-    items: Mapping[str, Mapping[str, LazyLeaf]]
+    items: Mapping[str, Mapping[str, LazyTensor]]
 
 
 def with_projector(table: Table, layout: Layout, tensors: Tensors) -> dict[str, LazyTensor]:
@@ -61,7 +61,7 @@ def read_training_state(source: Source, layout: Layout, table: Table, dtype: np.
     average = check(with_projector(table, layout, layout.parts[EMA]))
     leaves = lambda tensors, kind: assembled_leaves(table, tensors, kind, not_finite)
     moments = _moments(source, layout, net)
-    optimizer = {f"adam/0/{ours}/{path}": dataclasses.replace(leaf, path=f"{ours}/{path}")
+    optimizer = {f"adam/0/{ours}/{path}": dataclasses.replace(leaf, name=f"{ours}/{path}")
                  for ours in _MOMENTS
                  for path, leaf in leaves(check(moments[ours]), np.dtype(np.float32)).items()}
     updates = int(layout.parts[OTHER][f"{_STATE}0.step"].read())
@@ -84,5 +84,5 @@ def _moments(source: Source, layout: Layout, net: Tensors) -> dict[str, dict[str
             for ours, theirs in _MOMENTS.items()}
 
 
-def _counter(path: str, value: int) -> LazyLeaf:
-    return LazyLeaf(path, (), np.dtype(np.int32), lambda: np.asarray(value, np.int32))
+def _counter(path: str, value: int) -> LazyTensor:
+    return LazyTensor(path, np.dtype(np.int32), (), lambda: np.asarray(value, np.int32))

@@ -13,7 +13,7 @@ from pid_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class LazyTensor:
-    """One stored tensor. `read()` maps it from disk; drop the result to give the memory back.
+    """One tensor, mapped from disk or made by `read()`; drop the result to give the memory back.
 
     `read` returns an array of `shape` and `dtype` (bfloat16 and float8 through ml_dtypes), often a
     read-only view of the file and not always contiguous.
