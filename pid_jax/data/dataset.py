@@ -12,9 +12,8 @@ import itertools
 import json
 import os
 import re
-import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,8 @@ from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
 
 MANIFEST = "dataset.json"
-SKIPPED = "skipped.jsonl"
 FORMAT = "pid_jax.dataset"
 _SHARD_NAME = re.compile(r"shard-\d{5}\.arrayrecord")
-_OUR_FILES = re.compile(r"dataset\.json|skipped\.jsonl|\.?shard-\d{5}\..*|\.dataset\.json\..*")
 # One record a group: random access reads nothing but the record. Pictures do not compress further.
 _WRITER_OPTIONS = "group_size:1,uncompressed"
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
@@ -41,22 +38,36 @@ class DatasetWriter:
     """Writes records into a folder, a context manager.
 
     Leaving the context finishes the last shard; after an exception too, so that nothing packed is
-    lost, but then the manifest says `"complete": false`.
+    lost, but then the manifest says `"complete": false`. A folder that holds a data set already is
+    continued: its shards stay, further ones follow.
+
+    Attributes:
+      skipped: what the manifest says of items that were left out.
     """
 
-    def __init__(self, folder: Path, shard_bytes: int = 256 << 20):
-        """Args: folder: empty or missing. shard_bytes: a shard ends once it holds this much."""
+    def __init__(self, folder: Path, shard_bytes: int = 256 << 20,
+                 recipe: Mapping[str, Any] | None = None):
+        """Args:
+          folder: empty, missing, or a data set written with the same recipe.
+          shard_bytes: a shard ends once it holds this much.
+          recipe: how pictures become records, kept in the manifest.
+        Raises: UserError when the folder holds a data set of another recipe, or a damaged one.
+        """
         self._folder = Path(folder)
         self._shard_bytes = shard_bytes
+        self._recipe = dict(recipe or {})
         self._keys: set[str] = set()
         self._shards: list[dict] = []
         self._sources = collections.Counter()
         self._captions = collections.Counter()
+        self._buckets = collections.Counter()
         self._fingerprint = hashlib.sha256(FORMAT.encode())
         self._writer: ArrayRecordWriter | None = None
         self._rows = index_lib.IndexBuilder()
         self._filled = 0
+        self.skipped = 0
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._continue()
 
     def __enter__(self) -> "DatasetWriter":
         return self
@@ -70,6 +81,10 @@ class DatasetWriter:
 
     def __contains__(self, key: str) -> bool:
         return key in self._keys
+
+    def keys(self) -> frozenset[str]:
+        """The keys so far."""
+        return frozenset(self._keys)
 
     def add(self, record: Record) -> None:
         """Appends a record. Raises UserError for a key that is already there."""
@@ -90,6 +105,29 @@ class DatasetWriter:
     def bytes_written(self) -> int:
         """Bytes of all records so far."""
         return sum(s["bytes"] for s in self._shards) + self._filled
+
+    def _continue(self) -> None:
+        """Takes over the finished shards of an earlier writer; what it did not finish is removed."""
+        for part in self._folder.glob(".shard-*.part"):
+            part.unlink()
+        if not (self._folder / MANIFEST).exists():
+            return
+        manifest = _parse_manifest(self._folder)
+        if manifest.get("recipe", {}) != self._recipe:
+            raise UserError(f"{self._folder} was packed otherwise ({manifest.get('recipe', {})}, "
+                            f"now {self._recipe}); choose another destination, or --overwrite it")
+        self._shards = manifest["shards"]
+        self._sources.update(manifest["sources"])
+        self._captions.update(manifest["captions"])
+        for shard in self._shards:
+            index = index_lib.load_index(index_path(self._folder / shard["file"]))
+            self._keys.update(index.key[i] for i in range(len(index)))
+            self._note(index)
+
+    def _note(self, index: index_lib.Index) -> None:
+        """Adds a shard's rows to the fingerprint and to the counts by aspect ratio."""
+        self._buckets.update(index.bucket_counts())
+        index.update_digest(self._fingerprint)
 
     def _count(self, record: Record, data: bytes) -> None:
         self._keys.add(record.key)
@@ -116,7 +154,7 @@ class DatasetWriter:
         digest = _sync_and_hash(self._part_file)
         os.replace(self._part_file, target)
         index_lib.save_index(index, index_path(target))
-        self._fingerprint.update(index.digest().encode())
+        self._note(index)
         self._shards.append({"file": target.name, "records": len(index), "bytes": self._filled,
                              "sha256": digest})
         self._rows, self._filled = index_lib.IndexBuilder(), 0
@@ -126,7 +164,9 @@ class DatasetWriter:
             "format": FORMAT, "schema": records.SCHEMA_VERSION, "complete": complete,
             "records": sum(s["records"] for s in self._shards),
             "bytes": sum(s["bytes"] for s in self._shards),
+            "skipped": self.skipped, "recipe": self._recipe,
             "sources": dict(self._sources), "captions": dict(self._captions),
+            "buckets": dict(self._buckets.most_common()),
             "fingerprint": self._fingerprint.hexdigest(), "shards": self._shards,
         }
         with atomic_write(self._folder / MANIFEST) as file:
@@ -218,6 +258,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises: UserError when there is none, or it is damaged, of another schema or names files that
       are not there or not in the folder.
     """
+    manifest = _parse_manifest(folder)
+    if not manifest["shards"]:
+        raise UserError(f"{folder} holds no pictures; pack it again")
+    return manifest
+
+
+def _parse_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         what = "has no dataset.json" if folder.is_dir() else "does not exist"
@@ -237,8 +284,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if not _SHARD_NAME.fullmatch(str(name)) or not (folder / name).is_file():
             raise UserError(f"{path} names the shard {name!r}, which is not in {folder}; copy it "
                             "there or pack the data set again")
-    if not shards:
-        raise UserError(f"{folder} holds no pictures; pack it again")
     return manifest
 
 
@@ -248,47 +293,6 @@ def _check_kinds(manifest: dict[str, Any]) -> None:
                        ("fingerprint", str)):
         if not isinstance(manifest[name], kind):
             raise TypeError(f"{name} is a {type(manifest[name]).__name__}")
-
-
-@contextlib.contextmanager
-def staged_folder(target: Path, overwrite: bool) -> Iterator[Path]:
-    """Yields an empty folder beside `target` that takes its place on success.
-
-    An existing target is only replaced when `overwrite` is set and `check_destination` allows it;
-    it stays untouched until the new folder is complete, and after any failure.
-    """
-    check_destination(target, overwrite)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    stage, old = (target.with_name(f".{target.name}.{role}-{os.getpid()}")
-                  for role in ("new", "old"))
-    stage.mkdir()
-    try:
-        yield stage
-        if target.exists():
-            os.replace(target, old)
-        os.replace(stage, target)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
-
-
-def check_destination(target: Path, overwrite: bool) -> None:
-    """Raises UserError unless `target` is free, or `overwrite` is set and it is a data set.
-
-    A data set is recognised by its files, so that a mistyped path deletes nothing else.
-    """
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-        return
-    if not target.is_dir():
-        raise UserError(f"the destination {target} is a file; name a folder")
-    if not overwrite:
-        raise UserError(f"the destination {target} is not empty; choose another, or add "
-                        "--overwrite to replace the data set in it")
-    foreign = next((p for p in sorted(target.rglob("*"))
-                    if p.is_file() and not _OUR_FILES.fullmatch(p.name)), None)
-    if foreign is not None:
-        raise UserError(f"{target} holds {foreign.name}, which is not part of a data set; it is "
-                        "not overwritten: remove it yourself or choose another destination")
 
 
 def _check_counts(manifest: dict, parts: Sequence[index_lib.Index], folder: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from pid_jax.data import command
-from pid_jax.data.dataset import staged_folder
+from pid_jax.data.destination import staged_folder
 from pid_jax.data.ingest import pack
 from pid_jax.errors import UserError
 

@@ -1,8 +1,8 @@
 """The index beside each shard: what planning needs to know of every record, without its picture.
 
 `shard-00000.index.npz` holds one row a record, in the order of the shard, so that a record's
-position is its row: key, source, width, height, bytes of the record, its checksum and the length
-of its longest caption.
+position is its row: key, source, width, height, bytes of the record, its checksum, the length of
+its longest caption and the number of its aspect ratio.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pid_jax.data.buckets import FOLDER_RATIOS, folder_ratio
 from pid_jax.data.records import Record, checksum_of
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
@@ -79,12 +80,30 @@ class Index:
     def __len__(self) -> int:
         return len(self.key)
 
-    def digest(self) -> str:
-        """SHA-256 of keys, sizes and checksums in order: what training on this data depends on."""
-        sha = hashlib.sha256()
-        for array in (self.key.ends, self.key.blob, self.width, self.height, self.checksum):
-            sha.update(np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<")).tobytes())
-        return sha.hexdigest()
+    def update_digest(self, sha: "hashlib._Hash") -> None:
+        """Adds keys, sizes and checksums in order: what training on this data depends on.
+
+        The digest of several indices is that of their concatenation.
+        """
+        numbers = np.stack([self.width, self.height, self.checksum], 1).astype("<i8")
+        for i, row in enumerate(numbers):
+            sha.update(self.key[i].encode() + b"\0" + row.tobytes())
+
+    @property
+    def bucket(self) -> np.ndarray:
+        """uint8 [N], number of the nearest aspect ratio in `buckets.FOLDER_RATIOS`.
+
+        The buckets of a training run depend on its layout: see `plan.Plan`.
+        """
+        sizes, inverse = np.unique(np.stack([self.width, self.height], 1), axis=0,
+                                   return_inverse=True)
+        numbers = [FOLDER_RATIOS.index(folder_ratio((int(w), int(h)))) for w, h in sizes]
+        return np.array(numbers, np.uint8)[inverse.reshape(-1)]
+
+    def bucket_counts(self) -> dict[str, int]:
+        """Records of each aspect ratio that occurs."""
+        numbers, counts = np.unique(self.bucket, return_counts=True)
+        return {FOLDER_RATIOS[n]: int(count) for n, count in zip(numbers, counts)}
 
 
 class IndexBuilder:
@@ -110,7 +129,7 @@ class IndexBuilder:
 
 def save_index(index: Index, path: Path) -> None:
     """Writes an index as npz without pickled objects."""
-    arrays = {name: getattr(index, name) for name in _NUMBERS}
+    arrays = {name: getattr(index, name) for name in (*_NUMBERS, "bucket")}
     for name in _TEXTS:
         texts = getattr(index, name)
         arrays |= {name: texts.blob, f"{name}_ends": texts.ends}

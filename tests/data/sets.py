@@ -1,6 +1,8 @@
 """Small pictures and data sets for tests."""
 
 import io
+import tarfile
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -47,3 +49,16 @@ def damage(folder, key: str) -> None:
         if (start := content.find(image)) >= 0:
             content[start + 60:start + 64] = b"\0\0\0\0"
             path.write_bytes(content)
+
+
+def tar(path: Path, members: dict[str, bytes | tarfile.TarInfo]) -> Path:
+    """Writes a tar; a TarInfo is a member without contents, such as a link."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            entry = content if isinstance(content, tarfile.TarInfo) else tarfile.TarInfo(name)
+            entry.name = name
+            if not isinstance(content, tarfile.TarInfo):
+                entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content) if isinstance(content, bytes) else None)
+    return path

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pid_jax.data import index as index_lib
-from pid_jax.data.dataset import (Dataset, DatasetWriter, check_destination, index_path,
-                                  staged_folder)
+from pid_jax.data.dataset import Dataset, DatasetWriter, index_path
+from pid_jax.data.destination import check_destination, staged_folder
 from pid_jax.data.records import CorruptRecord
 from pid_jax.errors import UserError
 from tests.data import sets

@@ -9,9 +9,11 @@ from PIL import Image
 
 from pid_jax.data import command
 from pid_jax.data.dataset import Dataset
+from pid_jax.data.destination import destination
 from pid_jax.data.ingest import __main__ as ingest
 from pid_jax.data.ingest import pack
 from pid_jax.data.ingest.folder import named
+from pid_jax.errors import UserError
 from tests.data import sets
 from tests.test_images import huge_png
 
@@ -222,13 +224,23 @@ def fails(capsys, *arguments) -> str:
 def test_mistaken_calls(tmp_path, photos, capsys):
     out = tmp_path / "out"
     (tmp_path / "none").mkdir()
+    (tmp_path / "x.xlsx").write_text("")
     (tmp_path / "x.parquet").write_text("")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.doc").write_text("")
     for source, options, words in (
             (tmp_path / "nowhere", (), "nowhere is not a folder"),
             (photos / "a.png", (), "not a folder"),
             (tmp_path / "none", (), "holds no pictures"),
             (photos, ("--captions", tmp_path / "lost.jsonl"), "lost.jsonl cannot be read"),
-            (photos, ("--captions", tmp_path / "x.parquet"), "neither .jsonl nor .csv"),
+            (photos, ("--captions", tmp_path / "x.xlsx"), "neither .jsonl nor .csv"),
+            (photos, ("--captions", tmp_path / "x.parquet"), "x.parquet cannot be read"),
+            (photos, ("--format", "zip"), "zip"),
+            (photos, ("--format", "webdataset"), "holds no .tar files"),
+            (photos, ("--format", "list"), "is a folder"),
+            (tmp_path / "x.xlsx", ("--format", "list"), "is neither"),
+            (photos, ("--format", "multiaspect"), "--images is missing"),
+            (photos, ("--dst", tmp_path / "mine"), "thesis.doc"),
             (photos, ("--shard-size-mb", "0"), "not above 0"),
             (photos, ("--min-side", "many"), "min-side"),
             (photos, ("--capt", "x"), "--capt")):
@@ -236,9 +248,23 @@ def test_mistaken_calls(tmp_path, photos, capsys):
         assert not out.exists()
 
 
-def test_an_existing_destination_is_kept(tmp_path, photos, capsys):
+def test_a_second_run_adds_what_is_new_and_repeats_nothing(tmp_path, photos, capsys):
+    before = packed(tmp_path, photos)
+    files = {f.name: f.read_bytes() for f in before.folder.iterdir()}
+    again = packed(tmp_path, photos)
+    assert "3 of them were there already" in capsys.readouterr().out
+    assert {f.name: f.read_bytes() for f in again.folder.iterdir()} == files
+    (photos / "b2.png").write_bytes(sets.encoded(sets.picture(seed=9)))
+    (photos / "b2.txt").write_text("a new one")
+    grown = packed(tmp_path, photos)
+    assert list(records(grown)) == ["a", "b", "deep/c", "b2"]
+    assert grown.manifest["shards"][:1] == before.manifest["shards"]
+    assert "packed otherwise" in fails(capsys, "--src", photos, "--dst", tmp_path / "out",
+                                       "--min-side", 20)
+
+
+def test_an_existing_set_is_replaced_as_a_whole_or_not_at_all(tmp_path, photos, capsys):
     packed(tmp_path, photos)
-    assert "--overwrite" in fails(capsys, "--src", photos, "--dst", tmp_path / "out")
     (photos / "a.png").unlink()
     assert len(packed(tmp_path, photos, "--overwrite")) == 2
     for file in photos.rglob("*.*"):
@@ -246,6 +272,63 @@ def test_an_existing_destination_is_kept(tmp_path, photos, capsys):
     assert "none of 2" in fails(
         capsys, "--src", photos, "--dst", tmp_path / "out", "--overwrite")
     assert len(Dataset(tmp_path / "out")) == 2
+
+
+def test_a_killed_run_is_continued_to_the_same_data_set(tmp_path, photos):
+    whole = packed(tmp_path, photos, "--shard-size-mb", "0.0001")
+    process = subprocess.run([sys.executable, "-c", KILLED, photos, tmp_path / "cut"])
+    assert process.returncode == -9
+    assert [p.name for p in (tmp_path / "cut").glob(".shard-*.part")]
+    assert not Dataset(tmp_path / "cut").manifest["complete"]
+    assert run("--src", photos, "--dst", tmp_path / "cut") == 0
+    cut = Dataset(tmp_path / "cut")
+    assert records(cut) == records(whole) and cut.fingerprint == whole.fingerprint
+    assert cut.manifest["complete"] and not list((tmp_path / "cut").glob(".*"))
+
+
+KILLED = """
+import os, signal, sys
+from pid_jax.data import dataset
+from pid_jax.data.ingest import __main__ as ingest
+add = dataset.DatasetWriter.add
+def add_or_die(self, record):
+    self._shard_bytes = 1 if record.key == "a" else 1 << 20
+    add(self, record)
+    if record.key == "b":
+        os.kill(os.getpid(), signal.SIGKILL)
+dataset.DatasetWriter.add = add_or_die
+ingest.main(["--src", sys.argv[1], "--dst", sys.argv[2]])
+"""
+
+
+def test_the_number_of_workers_changes_nothing(tmp_path):
+    items = [pack.Item(f"k{i}", f"k{i}.png", lambda i=i: b"" if i % 5 == 3 else sets.encoded(
+        sets.picture(seed=i)), lambda i=i: {"prompt": f"number {i}"}) for i in range(20)]
+    sets_of = {}
+    for workers in (1, 2, 5):
+        folder = tmp_path / str(workers)
+        pack.pack(items, folder, "test", 4000, workers=workers)
+        sets_of[workers] = {f.name: f.read_bytes() for f in folder.iterdir()}
+    assert sets_of[1] == sets_of[2] == sets_of[5] and len(sets_of[1]) > 4
+
+
+def test_strict_runs_end_at_the_first_bad_item(tmp_path, photos, capsys):
+    (photos / "b.jpg").write_bytes(b"")
+    error = fails(capsys, "--src", photos, "--dst", tmp_path / "out", "--strict")
+    assert "b.jpg" in error and "empty" in error
+
+
+def test_the_manifest_counts_what_was_done(tmp_path, photos):
+    (photos / "b.jpg").write_bytes(b"")
+    manifest = packed(tmp_path, photos).manifest
+    assert manifest["skipped"] == 1 and manifest["buckets"] == {"4,3": 2}
+    assert manifest["recipe"]["kind"] == "folder"
+
+
+def test_two_processes_do_not_pack_into_one_folder(tmp_path, photos):
+    with destination(tmp_path / "out", False), pytest.raises(UserError, match="another process"):
+        with destination(tmp_path / "out", False):
+            pass
 
 
 def test_nothing_packed_leaves_nothing(tmp_path, photos, capsys):
@@ -261,7 +344,7 @@ def test_an_interruption_keeps_what_was_packed(tmp_path):
         yield pack.Item("one", "one", lambda: sets.encoded(sets.picture()), dict)
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), pack.destination(tmp_path / "out", False) as folder:
+    with pytest.raises(KeyboardInterrupt), destination(tmp_path / "out", False) as folder:
         pack.pack(items(), folder, "test", 1 << 20)
     assert len(Dataset(tmp_path / "out")) == 1
 

@@ -1,6 +1,5 @@
 """A folder of pictures, with captions in files beside them or in one table."""
 
-import csv
 import dataclasses
 import functools
 import json
@@ -9,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pid_jax.data import captions
+from pid_jax.data import captions, tables
 from pid_jax.data.ingest.pack import LARGEST_FILE, Item, Skip
 from pid_jax.errors import UserError
 
@@ -51,18 +50,23 @@ def folder_items(source: Path, table: Path | None = None, missing: str = "skip"
 def _item(source: Path, relative: str, lookup: Callable[[str], Named], missing: str) -> Item:
     return Item(
         key=str(PurePosixPath(relative).with_suffix("")), name=relative,
-        read=functools.partial(_read_limited, source / relative),
+        read=functools.partial(read_limited, source / relative),
         captions=functools.partial(_captions, lookup, relative, missing))
 
 
 def _captions(lookup: Callable[[str], Named], relative: str, missing: str) -> Named:
-    found = lookup(relative)
+    return check_missing(lookup(relative), missing)
+
+
+def check_missing(found: Named, missing: str) -> Named:
+    """`found`. Raises UserError when it is empty and `missing` is "skip"."""
     if not found and missing == "skip":
         raise UserError("it has no caption (--missing-captions empty packs it without)")
     return found
 
 
-def _read_limited(path: Path) -> bytes:
+def read_limited(path: Path) -> bytes:
+    """A file's bytes, at most one more than can be packed."""
     with open(path, "rb") as file:
         return file.read(LARGEST_FILE + 1)
 
@@ -79,10 +83,11 @@ def _walk(folder: Path, source: Path) -> Iterator[str | Skip]:
         elif entry.is_symlink() and path.is_dir():
             yield Skip(relative, "links to folders are not followed")
         elif path.suffix.lower() in PICTURE_SUFFIXES:
-            yield _check_place(path, source) or relative
+            yield check_place(path, source) or relative
 
 
-def _check_place(path: Path, source: Path) -> Skip | None:
+def check_place(path: Path, source: Path) -> Skip | None:
+    """Why the file cannot be read as part of `source`, or None."""
     relative = path.relative_to(source).as_posix()
     if not path.resolve().is_relative_to(source.resolve()):
         return Skip(relative, "it is a link that leaves the folder")
@@ -98,32 +103,30 @@ class _Sidecars:
     source: Path
 
     def __call__(self, relative: str) -> Named:
-        for suffix, parse in ((".json", _parse_json), (".txt", _parse_text)):
+        for suffix in PARSERS:
             path = (self.source / relative).with_suffix(suffix)
             if path.is_file():
-                return _parse_sidecar(path, parse, self.source)
+                return _read_sidecar(path, self.source)
         return {}
 
 
-def _parse_sidecar(path: Path, parse: Callable[[str], Named], source: Path) -> Named:
+def _read_sidecar(path: Path, source: Path) -> Named:
     if not path.resolve().is_relative_to(source.resolve()):
         raise UserError(f"its caption {path.name} is a link that leaves the folder")
     try:
-        return parse(_read_limited(path).decode("utf-8-sig"))
+        return parse_sidecar(path.name, read_limited(path))
     except OSError as error:
         raise UserError(f"its caption {path.name} cannot be read: {error.strerror}") from error
+
+
+def parse_sidecar(name: str, data: bytes) -> Named:
+    """The captions in a file called `name`, by its ending. Raises UserError."""
+    try:
+        return PARSERS[PurePosixPath(name).suffix.lower()](data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise UserError(f"its caption {path.name} is not UTF-8 text") from error
+        raise UserError(f"its caption {name} is not UTF-8 text") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"its caption {path.name} is not valid JSON: {error}") from error
-
-
-def _parse_text(text: str) -> Named:
-    return named({"caption": text.strip()})
-
-
-def _parse_json(text: str) -> Named:
-    return named(json.loads(text))
+        raise UserError(f"its caption {name} is not valid JSON: {error}") from error
 
 
 def named(value: Any) -> Named:
@@ -140,13 +143,18 @@ def named(value: Any) -> Named:
     return prompts or {"prompt": text for text in plain[:1]}
 
 
+PARSERS: Mapping[str, Callable[[str], Named]] = {
+    ".json": lambda text: named(json.loads(text)),
+    ".txt": lambda text: named({"caption": text.strip()})}
+
+
 class _Table:
     """Captions by relative path from the rows of a table."""
 
     def __init__(self, table: Path, source: Path):
         self._rows: dict[str, tuple[str, Named]] = {}
         self._unusable: list[Skip] = []
-        for where, row in _rows(table):
+        for where, row in tables.read_rows(table):
             try:
                 self._add(where, row, source)
             except UserError as error:
@@ -162,14 +170,14 @@ class _Table:
             yield Skip(self._rows[relative][0], f"{relative!r} is not among the pictures packed")
 
     def _add(self, where: str, row: Any, source: Path) -> None:
-        relative = _row_file(row, source)
+        relative = row_file(row, source)
         if relative in self._rows:
             raise UserError(f"{relative} is listed twice; the first row counts")
-        self._rows[relative] = where, _row_captions(row)
+        self._rows[relative] = where, row_captions(row)
 
 
-def _row_file(row: Any, source: Path) -> str:
-    """The picture of a row, as a normal path inside `source`."""
+def row_file(row: Any, source: Path) -> str:
+    """The picture of a row, as a normal path inside `source`. Raises UserError."""
     if isinstance(row, UserError):
         raise row
     value = next((row[f] for f in FILE_FIELDS if isinstance(row.get(f), str) and row[f]), None)
@@ -183,45 +191,9 @@ def _row_file(row: Any, source: Path) -> str:
     return relative
 
 
-def _row_captions(row: Mapping[str, Any]) -> Named:
+def row_captions(row: Mapping[str, Any]) -> Named:
+    """The named captions of a row. Raises UserError for text that is no text."""
     found = named({k: v for k, v in row.items() if k not in FILE_FIELDS})
     if any(0xDC80 <= ord(c) <= 0xDCFF for text in found.values() for c in text):
         raise UserError("its caption is not UTF-8 text")
     return found
-
-
-def _rows(table: Path) -> Iterable[tuple[str, Any]]:
-    """("file line N", row) of a table; a row that cannot be parsed is a UserError object."""
-    readers = {".jsonl": _json_rows, ".csv": _csv_rows}
-    if table.suffix.lower() not in readers:
-        raise UserError(f"the captions {table} are neither .jsonl nor .csv")
-    try:
-        # Bytes that are not UTF-8 become lone surrogates, refused row by row.
-        text = table.read_text(encoding="utf-8-sig", errors="surrogateescape")
-    except OSError as error:
-        raise UserError(f"the captions {table} cannot be read: {error.strerror}") from error
-    for line, row in readers[table.suffix.lower()](text):
-        yield f"{table.name} line {line}", row
-
-
-def _json_rows(text: str) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield number, _json_row(line)
-
-
-def _json_row(line: str) -> Any:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return UserError(f"it is not JSON: {error}")
-    return row if isinstance(row, Mapping) else UserError("it is not a JSON object")
-
-
-def _csv_rows(text: str) -> Iterator[tuple[int, Any]]:
-    reader = csv.DictReader(text.splitlines(keepends=True))
-    try:
-        for row in reader:
-            yield reader.line_num, {k: v for k, v in row.items() if k is not None}
-    except csv.Error as error:
-        raise UserError(f"the CSV cannot be read at line {reader.line_num}: {error}") from error
