@@ -92,8 +92,9 @@ def compile_report(config: ConfigDict, topology: Topology, mesh: Mesh, program: 
       flops: of the whole program, from `programs.model_flops`.
     """
     built = programs.build(config, mesh, program, height, width)
+    kind = mesh.devices.flat[0].device_kind or topology.name.partition(":")[0]  # GPUs' is empty
     report = Report(
-        topology=topology.name, devices=mesh.size, device_kind=mesh.devices.flat[0].device_kind,
+        topology=topology.name, devices=mesh.size, device_kind=kind,
         program=program, mesh=dict(mesh.shape), height=height, width=width,
         batch=config.data.batch_size, remat=config.model.remat, flops=flops,
         limit=topology.generation.memory, fits=False,

@@ -84,7 +84,7 @@ def assert_equals_one_device(objective, shape, height, width, phase=None):
     expected_metrics, expected_gradients = alone(objective, height, width, phase)
     for name, value in expected_metrics.items():
         scale = expected_metrics["loss"] if name == "r1_loss" else value  # a difference of logits
-        assert metrics[name] == pytest.approx(value, abs=RELATIVE * abs(scale)), name
+        assert metrics[name] == pytest.approx(value, abs=RELATIVE * abs(float(scale))), name
     assert_layers_equal(flat(gradients), flat(expected_gradients))
 
 
