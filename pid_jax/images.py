@@ -34,6 +34,12 @@ def probe(data: bytes) -> tuple[int, int]:
         return (height, width) if _orientation(image) in _SIDEWAYS else (width, height)
 
 
+def format_of(data: bytes) -> str:
+    """The format of an encoded picture by its content, such as "JPEG". Raises UserError."""
+    with _open(data) as image:
+        return image.format
+
+
 def decode(data: bytes) -> Image.Image:
     """An encoded picture as upright 8-bit RGB.
 
