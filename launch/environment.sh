@@ -33,6 +33,6 @@ if [ "$(cat "$VENV/.stamp" 2>/dev/null)" != "$stamp" ]; then
   "$python" -m venv --clear "$VENV"
   # shellcheck disable=SC2046
   "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
-    $(constraints) -e "$PROJECT[$EXTRAS]"
+    $(constraints) -e "${PROJECT}[$EXTRAS]"
   echo "$stamp" > "$VENV/.stamp"
 fi
