@@ -38,6 +38,7 @@ AT_LEAST = {
         "distill.student_every", "distill.steps", "distill.discriminator.num_conv_layers",
         "lora.rank"),
     0: ("seed", "checkpoint.keep_every", "data.threads", "data.workers", "data.prefetch",
+        "data.max_buckets",
         "optim.lr", "optim.weight_decay", "flow.logit_std", "flow.loss_weight", "flow.time_steps",
         "align.weight", "align.sigma_power", "align.y_weight", "align.chroma_weight",
         "repa.weight", "distill.vsd_weight",
@@ -55,7 +56,7 @@ UNIT = ("data.caption_dropout", "noising.latent_dropout", "noising.apply_prob",
         "jit.label_drop")
 MAY_BE_INFINITE = ("optim.clip_norm", "optim.skip_grad_norm_threshold")
 LISTS = {
-    "data.sizes": str, "data.caption_fields": str, "sample.prompts": str, "optim.betas": float,
+    "data.sizes": str, "data.caption_fields": str, "data.sources": str, "sample.prompts": str, "optim.betas": float,
     "optim.warm_up_steps": int, "optim.cycle_lengths": int, "optim.f_start": float,
     "lora.targets": str, "init_fresh": str, "init_unused": str, "sample.more_weights": str,
     "sample.more_guidance": float, "sample.more_sizes": int, "sample.batches": str, "log.profile": int,
@@ -110,11 +111,14 @@ def _mesh() -> dict:
 
 def _data() -> dict:
     return {
-        "path": config_dict.placeholder(str),  # folder written by `pid_jax.data.ingest`
+        # Folder written by `pid_jax.data.ingest`, or a registry: see pid_jax.data.sources.
+        "path": config_dict.placeholder(str),
+        "sources": (),  # which of a registry's; empty: all
         "batch_size": 8,  # global, of one optimizer update
         "image_size": 256,
         "buckets": "square",  # square, single, multi, custom: see pid_jax.data.buckets
         "sizes": (),  # for custom buckets: "384x256"
+        "max_buckets": 0,  # most compiled sizes, the fullest; 0: all
         "shuffle": True,
         "remainder": "repeat",
         "crop": "center",

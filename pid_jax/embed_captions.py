@@ -10,7 +10,7 @@ each its `--process=I --processes=N`; started again, a process goes on after its
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import ml_dtypes
@@ -21,7 +21,8 @@ from safetensors.flax import save
 
 from pid_jax import command_line, encoders
 from pid_jax.config import check_config
-from pid_jax.data.dataset import Dataset
+from pid_jax.data.records import Record
+from pid_jax.data.sources import open_data, source_table
 from pid_jax.encoders.protocols import TextEncoder
 from pid_jax.encoders.stored_text import DIGEST_BYTES, FORMAT, digest
 from pid_jax.encoders.weights import read_tensors
@@ -74,12 +75,14 @@ def captions_of(config: ConfigDict) -> set[str]:
     if not config.data.path:
         raise UserError("config.data.path is not set: name the data set whose captions are meant")
     found = {"", config.sample.negative_prompt, *config.sample.prompts}
-    for path in filter(None, (config.data.path, config.sample.heldout)):
-        found.update(_captions_in(Dataset(path), config.data.caption_fields))
+    for path, names in ((config.data.path, config.data.sources), (config.sample.heldout, ())):
+        data = open_data(path, names) if path else ()
+        fields = {f for s in source_table(data) for f in s.caption_fields or ()}
+        found.update(_captions_in(data, {*config.data.caption_fields, *fields}))
     return found
 
 
-def _captions_in(dataset: Dataset, fields: Sequence[str]) -> Iterator[str]:
+def _captions_in(dataset: Sequence[Record], fields: Iterable[str]) -> Iterator[str]:
     for number in range(len(dataset)):
         try:
             record = dataset[number]

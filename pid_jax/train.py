@@ -16,7 +16,7 @@ from pid_jax import flops, objectives
 from pid_jax.config import check_config, to_json
 from pid_jax.data import pipeline
 from pid_jax.data.buckets import build_layout
-from pid_jax.data.dataset import Dataset
+from pid_jax.data.sources import open_data as open_data_set
 from pid_jax.errors import RunInterrupted, UserError
 from pid_jax.objectives.base import Objective
 from pid_jax.objectives.program import CodecProgram
@@ -138,9 +138,10 @@ def read_heldout(config: ConfigDict, objective: Objective, size: int) -> dict[st
     if not objective.needs_heldout:
         return None
     path = config.sample.heldout or config.data.path
-    count = min(config.sample.count, len(Dataset(path)))
+    sources = () if config.sample.heldout else config.data.sources
+    count = min(config.sample.count, len(open_data_set(path, sources)))
     with pipeline.build_pipeline(
-            path, count, image_size=size, shuffle=False,
+            path, count, image_size=size, shuffle=False, sources=sources,
             threads=0, caption_fields=config.data.caption_fields) as batches:
         return next(batches)
 

@@ -5,6 +5,7 @@
 "width,height". Sizes are (width, height) in pixels.
 """
 
+import collections
 import dataclasses
 import functools
 import math
@@ -111,9 +112,29 @@ class CustomSizes:
             raise UserError("custom buckets need at least one size, such as '256x256'")
 
     def candidate(self, native: Size) -> Bucket:
-        return min(self.buckets, key=lambda b: (
-            _log_distance(native, b.size), not cover(native, b.size, self.min_scale),
-            -b.width * b.height))
+        return _nearest(native, self.buckets, self.min_scale)
+
+
+class Fewer:
+    """At most so many buckets of another layout; pictures of the others go to what is left, by
+    shape, then to the largest that they cover."""
+
+    def __init__(self, layout: Layout, natives: Iterable[Size], most: int):
+        """Args:
+          layout: all buckets.
+          natives: sizes of the pictures; the buckets that most of them go to are kept.
+          most: how many.
+        """
+        counts: collections.Counter[Bucket | None] = collections.Counter()
+        for native, count in collections.Counter(natives).items():
+            counts[assign(layout, native)] += count
+        kept = sorted(layout.buckets, key=lambda b: -counts[b])[:most]
+        self._layout, self.min_scale = layout, layout.min_scale
+        self.buckets = tuple(b for b in layout.buckets if b in kept)
+
+    def candidate(self, native: Size) -> Bucket:
+        bucket = self._layout.candidate(native)
+        return bucket if bucket in self.buckets else _nearest(native, self.buckets, self.min_scale)
 
 
 def build_layout(kind: str, image_size: int, sizes: Iterable[str] = ()) -> Layout:
@@ -168,6 +189,12 @@ def multi_levels(maximum: int, ratio: str) -> list[Bucket]:
     levels = range(MULTI_LOWEST, maximum + 1, MULTI_STEP)
     return [Bucket(f"L{level}_{ratio}", min(_to_multiple(level * stretch), limit[0]),
                    min(_to_multiple(level / stretch), limit[1])) for level in reversed(levels)]
+
+
+def _nearest(native: Size, buckets: Iterable[Bucket], min_scale: float) -> Bucket:
+    """The bucket of the nearest shape; of several, the largest that is covered."""
+    return min(buckets, key=lambda b: (
+        _log_distance(native, b.size), not cover(native, b.size, min_scale), -b.width * b.height))
 
 
 def _distinct(levels: list[Bucket]) -> list[Bucket]:

@@ -247,6 +247,13 @@ class Dataset:
         self._open_readers()
 
 
+def fingerprint(index: index_lib.Index) -> str:
+    """What `Dataset.fingerprint` is for the records of an index."""
+    sha = hashlib.sha256(FORMAT.encode())
+    index.update_digest(sha)
+    return sha.hexdigest()
+
+
 def index_path(shard: Path) -> Path:
     """The index beside a shard."""
     return shard.with_suffix(".index.npz")

@@ -1,7 +1,9 @@
-"""Looks at a packed data set: counts, sizes, buckets, captions, first keys, a contact sheet.
+"""Looks at a packed data set: counts, sizes, buckets, captions, first keys, pictures of them.
 
     python -m pid_jax.data.inspect DATASET
-    python -m pid_jax.data.inspect DATASET --buckets multi --image-size 4096 --sheet sheet.png
+    python -m pid_jax.data.inspect DATASET --buckets multi --image-size 4096 --sheet sheet.png \
+        --histograms histograms.png
+    python -m pid_jax.data.inspect DATASET --verify
 """
 
 import argparse
@@ -9,15 +11,15 @@ import collections
 import hashlib
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
-from pid_jax.data import command
+from pid_jax.data import command, histograms
 from pid_jax.data.buckets import Layout, assign, build_layout
-from pid_jax.data.dataset import Dataset
+from pid_jax.data.dataset import Dataset, fingerprint
 from pid_jax.data.loading import decode_record
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
@@ -32,13 +34,15 @@ def describe(dataset: Dataset, layout: Layout, keys: int = 5) -> Iterator[str]:
     yield f"data set   {dataset.folder} ({state}, schema {manifest['schema']}, fingerprint "\
           f"{dataset.fingerprint[:12]})"
     yield f"pictures   {len(dataset)} in {len(manifest['shards'])} shard(s), "\
-          f"{manifest['bytes'] / 1e6:.1f} MB"
+          f"{manifest['bytes'] / 1e6:.1f} MB; "\
+          f"{manifest.get('skipped', 0)} skipped while packing"
     yield f"sources    {_listing(manifest['sources'])}"
     for side in ("width", "height"):
         yield f"{side:10s} {_range(getattr(index, side))} pixels"
     yield f"captions   {_listing(manifest['captions'])}; longest of each picture "\
           f"{_range(index.caption_length)} characters; without: "\
           f"{int(np.sum(index.caption_length == 0))}"
+    yield f"ratios     {_listing(_ratio_counts(dataset))}"
     yield f"buckets    {_listing(bucket_counts(dataset, layout))}"
     yield f"first keys {', '.join(index.key[i] for i in range(min(keys, len(dataset))))}"
 
@@ -53,17 +57,49 @@ def bucket_counts(dataset: Dataset, layout: Layout) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def damaged_records(dataset: Dataset) -> Iterator[str]:
-    """The reason for every record that cannot be read or decoded, and every altered shard."""
+def _ratio_counts(dataset: Dataset) -> dict[str, int]:
+    """Records of each aspect ratio, the most frequent first."""
+    counts = sorted(dataset.index.bucket_counts().items(), key=lambda pair: -pair[1])
+    return {name.replace(",", ":"): count for name, count in counts}
+
+
+def faults(dataset: Dataset) -> Iterator[str]:
+    """What is not as the manifest says: altered shards and indices, unreadable records, counts."""
+    yield from _altered_files(dataset)
+    sources, captions = collections.Counter(), collections.Counter()
+    unreadable = 0
+    for i in range(len(dataset)):
+        try:
+            record = dataset[i]
+            decode_record(record)
+        except UserError as error:
+            unreadable += 1
+            yield f"{dataset.index.key[i]}: {error}"
+        else:
+            sources[record.source] += 1
+            captions.update(record.captions.keys())
+    if not unreadable:
+        yield from _miscounts(dataset, sources, captions)
+
+
+def _miscounts(dataset: Dataset, sources: Mapping[str, int], captions: Mapping[str, int]
+               ) -> Iterator[str]:
+    manifest, index = dataset.manifest, dataset.index
+    found = {"records": len(index), "bytes": int(index.size.sum()), "sources": sources,
+             "captions": captions, "buckets": index.bucket_counts()}
+    for name, value in found.items():
+        if name in manifest and manifest[name] != value:
+            counted = dict(value) if isinstance(value, Mapping) else value
+            yield f"the manifest says {name} {manifest[name]}, there are {counted}"
+
+
+def _altered_files(dataset: Dataset) -> Iterator[str]:
     for shard in dataset.manifest["shards"]:
         with open(dataset.folder / shard["file"], "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != shard.get("sha256"):
                 yield f"{shard['file']} is not the file that was packed"
-    for i in range(len(dataset)):
-        try:
-            decode_record(dataset[i])
-        except UserError as error:
-            yield f"{dataset.index.key[i]}: {error}"
+    if fingerprint(dataset.index) != dataset.fingerprint and "recipe" in dataset.manifest:
+        yield "the indices are not those that were packed"
 
 
 def contact_sheet(dataset: Dataset, count: int = 48) -> Image.Image:
@@ -114,12 +150,15 @@ def main(arguments: Sequence[str]) -> None:
         with atomic_write(options.sheet, "wb") as file:
             contact_sheet(dataset, options.sheet_pictures).save(file, "PNG")
         command.show(f"sheet      {options.sheet}")
+    if options.histograms:
+        histograms.draw(dataset.index, bucket_counts(dataset, layout), options.histograms)
+        command.show(f"histograms {options.histograms}")
     if options.verify:
         _verify(dataset)
 
 
 def _verify(dataset: Dataset) -> None:
-    damage = list(damaged_records(dataset))
+    damage = list(faults(dataset))
     _show(f"damaged    {line}" for line in damage)
     if damage:
         raise UserError(f"{len(damage)} faults in {dataset.folder}; pack the data set again, or "
@@ -146,7 +185,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--sheet", type=Path, metavar="FILE.png", help="write a contact sheet")
     parser.add_argument("--sheet-pictures", type=command.count, default=48,
                         help="pictures on the sheet")
-    parser.add_argument("--verify", action="store_true", help="read and decode every picture")
+    parser.add_argument("--histograms", type=Path, metavar="FILE.png",
+                        help="draw sizes, aspect ratios, buckets and caption lengths")
+    parser.add_argument("--verify", action="store_true", help="read and decode every picture, compare with the manifest")
     return parser.parse_args(arguments)
 
 

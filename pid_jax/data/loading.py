@@ -17,6 +17,7 @@ from pid_jax.data.dataset import Dataset
 from pid_jax.data.plan import Plan, Slot
 from pid_jax.data.randomness import Purpose
 from pid_jax.data.records import CorruptRecord, Record
+from pid_jax.data.sources import Mixture, Source, source_table
 from pid_jax.errors import UserError
 
 CROPS = ("center", "random")
@@ -77,14 +78,16 @@ class Draws:
 class SampleLoader:
     """Turns a slot into a sample dict, replacing records that cannot be read."""
 
-    def __init__(self, dataset: Dataset, plan: Plan, augmentation: Augmentation):
+    def __init__(self, dataset: Dataset | Mixture, plan: Plan, augmentation: Augmentation):
         self._dataset, self._plan, self._augmentation = dataset, plan, augmentation
+        self._sources = {source.name: source for source in source_table(dataset)}
 
     def __call__(self, slot: Slot) -> dict:
         """The sample of a slot.
 
         Returns: pixels uint8 [H, W, 3], caption, key, source, width and height (native), record
-          (its number), skipped: (key, reason) of every unreadable record met on the way.
+          (its number), sigma_range (of its source, or None), skipped: (key, reason) of every
+          unreadable record met on the way.
         Raises: UserError for an unreadable record under `strict`, or 16 of them in a row.
         """
         skipped = []
@@ -115,9 +118,17 @@ class SampleLoader:
         pixels = np.asarray(place(picture, slot.bucket, self._augmentation, draws))
         if self._augmentation.permute_colours:
             pixels = pixels[..., COLOUR_ORDERS[int(6 * draws(Purpose.COLOURS))]]
-        caption = pick_caption(record, self._augmentation, draws)
+        source = self._sources.get(record.source)
+        caption = pick_caption(record, _with_fields(self._augmentation, source), draws)
         return {"pixels": pixels, "caption": caption, "key": record.key, "source": record.source,
-                "width": record.width, "height": record.height, "record": slot.record}
+                "width": record.width, "height": record.height, "record": slot.record,
+                "sigma_range": source and source.sigma_range}
+
+
+def _with_fields(augmentation: Augmentation, source: Source | None) -> Augmentation:
+    if source is None or source.caption_fields is None:
+        return augmentation
+    return dataclasses.replace(augmentation, caption_fields=source.caption_fields)
 
 
 def decode_record(record: Record) -> Image.Image:
@@ -163,5 +174,5 @@ def pick_caption(record: Record, augmentation: Augmentation, draws: Draws) -> st
     return captions.drop(chosen, draws(Purpose.CAPTION_DROPOUT), augmentation.caption_dropout)
 
 
-def _failure(dataset: Dataset, slot: Slot, error: UserError) -> tuple[str, str]:
+def _failure(dataset: Dataset | Mixture, slot: Slot, error: UserError) -> tuple[str, str]:
     return dataset.index.key[slot.record], str(error)

@@ -22,10 +22,12 @@ from absl import flags
 
 from pid_jax import images, registry
 from pid_jax.data import captions
-from pid_jax.data.buckets import Bucket, Layout, build_layout
+from pid_jax.data.buckets import Bucket, Fewer, Layout, build_layout
 from pid_jax.data.dataset import Dataset
+from pid_jax.data.index import Index
 from pid_jax.data.loading import Augmentation, SampleLoader
-from pid_jax.data.plan import Plan, Slot, process_rows
+from pid_jax.data.plan import Plan, Shares, Slot, process_rows
+from pid_jax.data.sources import Mixture, open_data, source_numbers, source_table
 from pid_jax.errors import UserError
 
 _ENDLESS = 1 << 48
@@ -39,9 +41,11 @@ class Options:
     """Everything that a stream of batches depends on; see `Plan` and `Augmentation` for the rest.
 
     Attributes:
-      path: folder of a packed data set.
+      path: folder of a packed data set, or a registry of sources (see `sources`).
+      sources: which of a registry's; none: all.
       batch_size: rows of a global batch.
       image_size, buckets, sizes: see `buckets.build_layout`.
+      max_buckets: most compiled sizes (see `buckets.Fewer`); 0: all of the layout.
       threads: reading threads (of each worker); 0 reads when a batch is asked for.
       workers: worker processes; 0 reads in this one.
       prefetch: batches held ready (by each worker).
@@ -54,6 +58,8 @@ class Options:
     image_size: int = 1024
     buckets: str = "square"
     sizes: tuple[str, ...] = ()
+    max_buckets: int = 0
+    sources: tuple[str, ...] = ()
     shuffle: bool = True
     remainder: str = "repeat"
     crop: str = "center"
@@ -90,6 +96,7 @@ class Batches(Iterator[dict]):
       caption, key, source: list[str] of length B
       width, height: int32 [B], native size in pixels
       record: int64 [B], numbers of the records in the data set
+      sigma_range: float32 [B, 2], where sources register noise levels; nan for those that do not
 
     Attributes:
       step: the step of the next batch.
@@ -101,14 +108,16 @@ class Batches(Iterator[dict]):
 
     def __init__(self, options: Options):
         self.options = options
-        dataset = Dataset(options.path)
+        dataset = open_data(options.path, options.sources)
         _check_captions(dataset, options)
         if not dataset.manifest["complete"]:
             _log.warning("%s is incomplete: packing it was interrupted", dataset.folder)
-        layout = build_layout(options.buckets, options.image_size, options.sizes)
+        layout = _layout(options, dataset.index)
         _check_memory(options, layout)
+        shares = _shares(dataset)
         self.plan = Plan(dataset.index, layout, options.batch_size, options.seed,
-                         options.shuffle, options.remainder)
+                         options.shuffle, options.remainder, shares)
+        self._weights = shares and ",".join(map(str, shares.weights))
         if self.plan.dropped:
             _log.warning("%d of %d pictures are never shown: too small for their bucket, or in a "
                          "bucket that cannot fill a batch", self.plan.dropped, len(dataset))
@@ -171,9 +180,10 @@ class Batches(Iterator[dict]):
     def _order(self) -> dict[str, Any]:
         """What the sequence of global batches depends on."""
         options = self.options
-        return {"fingerprint": self._dataset.fingerprint, "batch_size": options.batch_size,
-                "seed": options.seed, "shuffle": options.shuffle, "remainder": options.remainder,
-                "buckets": ",".join(f"{b.width}x{b.height}" for b in self.buckets)}
+        order = {"fingerprint": self._dataset.fingerprint, "batch_size": options.batch_size,
+                 "seed": options.seed, "shuffle": options.shuffle, "remainder": options.remainder,
+                 "buckets": ",".join(f"{b.width}x{b.height}" for b in self.buckets)}
+        return order | ({"weights": self._weights} if self._weights else {})
 
     def _grain_dataset(self) -> grain.IterDataset:
         options = self.options
@@ -216,6 +226,9 @@ def _collate(samples: Sequence[dict]) -> dict:
     batch = {name: [s[name] for s in samples] for name in samples[0]}
     numbers = {"width": np.int32, "height": np.int32, "record": np.int64}
     batch |= {name: np.array(batch[name], dtype) for name, dtype in numbers.items()}
+    ranges = batch.pop("sigma_range")
+    if any(ranges):
+        batch["sigma_range"] = np.array([r or (np.nan, np.nan) for r in ranges], np.float32)
     return batch | {"pixels": np.stack(batch["pixels"]), "skipped": sum(batch["skipped"], [])}
 
 
@@ -224,11 +237,30 @@ def _augmentation(options: Options, min_scale: float) -> Augmentation:
     return Augmentation(**{n: getattr(options, n) for n in names}, min_scale=min_scale)
 
 
-def _check_captions(dataset: Dataset, options: Options) -> None:
-    present = dataset.manifest["captions"]
-    if present and not set(options.caption_fields) & set(present):
-        raise UserError(f"caption_fields is {options.caption_fields}, but the captions in "
-                        f"{dataset.folder} are named {', '.join(present)}")
+def _layout(options: Options, index: Index) -> Layout:
+    layout = build_layout(options.buckets, options.image_size, options.sizes)
+    if not 0 < options.max_buckets < len(layout.buckets):
+        return layout
+    natives = zip(index.width.tolist(), index.height.tolist())
+    return Fewer(layout, natives, options.max_buckets)
+
+
+def _shares(dataset: Dataset | Mixture) -> Shares | None:
+    """The shares of a registry's sources, where it gives weights."""
+    weights = [source.weight for source in source_table(dataset)]
+    if not weights or None in weights:
+        return None
+    return Shares(source_numbers(dataset), tuple(weights))
+
+
+def _check_captions(dataset: Dataset | Mixture, options: Options) -> None:
+    parts = dataset.parts() if isinstance(dataset, Mixture) else [(None, dataset)]
+    for source, part in parts:
+        fields = (source and source.caption_fields) or options.caption_fields
+        present = part.manifest["captions"]
+        if present and not set(fields) & set(present):
+            raise UserError(f"caption_fields is {fields}, but the captions in {part.folder} are "
+                            f"named {', '.join(present)}")
 
 
 def _check_memory(options: Options, layout: Layout) -> None:

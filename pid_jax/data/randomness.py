@@ -24,6 +24,7 @@ class Purpose(enum.IntEnum):
     SCALE = 8
     FLIP = 9
     COLOURS = 10
+    SOURCE_ORDER = 11
 
 
 def hashed(*words: int | np.ndarray) -> np.ndarray:

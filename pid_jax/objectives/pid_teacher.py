@@ -62,8 +62,11 @@ class PidTeacher(Objective):
 
     def prepare(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """`image`, `text` and `sigma_range` of a pipeline's batch."""
+        ranges = self.noiser.sigma_ranges(batch["source"], len(batch["image"]))
+        if "sigma_range" in batch:  # registered by some of the sources
+            ranges = np.where(np.isnan(batch["sigma_range"]), ranges, batch["sigma_range"])
         return {"image": batch["image"], "text": self.prompts(batch["caption"]),
-                "sigma_range": self.noiser.sigma_ranges(batch["source"], len(batch["image"]))}
+                "sigma_range": ranges}
 
     def examples(self, batch: Batch, rng: jax.Array) -> Batch:
         """Degrades the pictures and draws noise and time."""

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -22,7 +24,7 @@ def test_report(folder, capsys):
     assert run(folder, "--buckets", "custom", "--sizes", "50x50,40x30", "--verify") == 0
     out = capsys.readouterr().out
     for words in ("complete", "12 in", "test: 12", "30 to 64", "prompt: 12, prompt_short: 12",
-                  "50x50: 4", "40x30: 4", "too small: 4", "p000, p001", "verified   12"):
+                  "50x50: 4", "40x30: 4", "too small: 4", "4:3: 4, 1:1: 4, 3:4: 4", "0 skipped", "p000, p001", "verified   12"):
         assert words in out, words
 
 
@@ -42,6 +44,26 @@ def test_damage_is_listed_and_an_error(folder, tmp_path, capsys):
     assert "p003" in captured.out and "not the file that was packed" in captured.out
     assert captured.err.startswith("error: 2 faults")
     assert (tmp_path / "sheet.png").exists()
+
+
+def test_histograms_are_drawn(folder, tmp_path):
+    assert run(folder, "--image-size", 35, "--histograms", tmp_path / "h.png") == 0
+    drawn = np.asarray(Image.open(tmp_path / "h.png").convert("RGB")).astype(int)
+    assert drawn.shape == (800, 1100, 3)
+    bars = np.abs(drawn - [0x44, 0x77, 0xaa]).sum(-1) == 0
+    for half in (bars[:400, 550:], bars[400:, :550], bars[400:, 550:]):
+        assert half.mean() > 0.02
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"sources": {"other": 12}}, "says sources {'other': 12}, there are {'test': 12}"),
+    ({"captions": {"prompt": 1}}, "says captions"), ({"records": 11}, "says records 11"),
+    ({"buckets": {}}, "says buckets"), ({"fingerprint": "0" * 64}, "indices are not those")])
+def test_verify_compares_with_the_manifest(folder, capsys, change, words):
+    path = folder / "dataset.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert run(folder, "--verify") == 2
+    assert words in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("options, words", [
