@@ -127,6 +127,7 @@ def _data() -> dict:
         "permute_colours": False,
         "caption_fields": ("prompt", "prompt_medium", "prompt_short"),
         "caption_dropout": 0.1,
+        "latents": "",  # folder of `pid_jax.embed_latents`, read instead of encoding pictures
         "strict": False,  # an unreadable picture ends the run instead of being replaced
         "threads": 2,
         "workers": 0,

@@ -125,8 +125,11 @@ def open_data(config: ConfigDict, objective: Objective, mesh: Mesh) -> pipeline.
         sequence.check_network(mesh, config.mesh.sequence_attention, objective.net, *size)
     objective.solver_table(*drawn[0], config.sample.steps)
     share = multihost.batch_share(mesh_lib.batch_sharding(mesh), config.data.batch_size)
-    return pipeline.build_pipeline(seed=config.seed, process=share.index, processes=share.count,
-                                   **config.data)
+    batches = pipeline.build_pipeline(seed=config.seed, process=share.index,
+                                      processes=share.count, **config.data)
+    if batches.latents is not None:
+        batches.latents.check(objective.latent_origin())
+    return batches
 
 
 def read_heldout(config: ConfigDict, objective: Objective, size: int) -> dict[str, Any] | None:

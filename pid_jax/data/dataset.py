@@ -12,26 +12,22 @@ import itertools
 import json
 import os
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+from array_record.python.array_record_module import ArrayRecordWriter
 
 from pid_jax.data import index as index_lib
 from pid_jax.data import records
 from pid_jax.data.records import CorruptRecord, Record
+from pid_jax.data.shard_files import WRITER_OPTIONS, ShardFiles, one_line
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
 
 MANIFEST = "dataset.json"
 FORMAT = "pid_jax.dataset"
 _SHARD_NAME = re.compile(r"shard-\d{5}\.arrayrecord")
-# One record a group: random access reads nothing but the record. Pictures do not compress further.
-_WRITER_OPTIONS = "group_size:1,uncompressed"
-_READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
-OPEN_READERS = 64
 
 
 class DatasetWriter:
@@ -92,7 +88,7 @@ class DatasetWriter:
             raise UserError(f"duplicate key {record.key!r}")
         data = records.to_bytes(record)
         if self._writer is None:
-            self._writer = ArrayRecordWriter(str(self._part_file), _WRITER_OPTIONS)
+            self._writer = ArrayRecordWriter(str(self._part_file), WRITER_OPTIONS)
         with _write_errors(self._part_file):
             self._writer.write(data)
         self._rows.add(record, data)
@@ -180,18 +176,18 @@ class Dataset:
       folder: where it lies.
       manifest: the parsed `dataset.json`.
       index: columns over all records; `len(index)` records in all.
+      shards: the files.
     """
 
     def __init__(self, folder: str | os.PathLike):
         """Raises UserError when the folder is no complete data set of a schema this one reads."""
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder)
-        self._files = [self.folder / shard["file"] for shard in self.manifest["shards"]]
-        parts = [index_lib.load_index(index_path(file)) for file in self._files]
+        self.shards = ShardFiles([self.folder / s["file"] for s in self.manifest["shards"]])
+        parts = [index_lib.load_index(index_path(file)) for file in self.shards.files]
         _check_counts(self.manifest, parts, self.folder)
         self.index = index_lib.concatenate(parts)
         self._starts = list(itertools.accumulate((len(p) for p in parts[:-1]), initial=0))
-        self._open_readers()
 
     def __len__(self) -> int:
         return len(self.index)
@@ -203,10 +199,10 @@ class Dataset:
         shard = bisect.bisect_right(self._starts, i) - 1
         position = i - self._starts[shard]
         try:
-            record = records.from_bytes(self._read(shard, position))
+            record = records.from_bytes(self.shards.read(shard, position))
             self._check_row(record, i)
         except CorruptRecord as error:
-            raise CorruptRecord(f"record {position} of {self._files[shard].name} (key "
+            raise CorruptRecord(f"record {position} of {self.shards.files[shard].name} (key "
                                 f"{self.index.key[i]!r}) is damaged: {error}") from error
         return record
 
@@ -219,32 +215,6 @@ class Dataset:
         row = (self.index.key[i], self.index.width[i], self.index.height[i])
         if (record.key, record.width, record.height) != row:
             raise CorruptRecord("it is not the record that the index lists")
-
-    def _read(self, shard: int, position: int) -> bytes:
-        try:
-            return self._reader(shard).read([position])[0]
-        except (RuntimeError, ValueError, IndexError, OSError) as error:
-            raise CorruptRecord(_one_line(error)) from error
-
-    def _reader(self, shard: int) -> ArrayRecordReader:
-        with self._lock:
-            if shard not in self._readers:
-                if len(self._readers) >= OPEN_READERS:
-                    self._readers.popitem(last=False)
-                self._readers[shard] = ArrayRecordReader(str(self._files[shard]), _READER_OPTIONS)
-            self._readers.move_to_end(shard)
-            return self._readers[shard]
-
-    def _open_readers(self) -> None:
-        self._lock = threading.Lock()
-        self._readers: collections.OrderedDict[int, ArrayRecordReader] = collections.OrderedDict()
-
-    def __getstate__(self) -> dict:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_readers")}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        self._open_readers()
 
 
 def fingerprint(index: index_lib.Index) -> str:
@@ -320,8 +290,4 @@ def _write_errors(file: Path) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise UserError(f"cannot write {file}: {_one_line(error)}") from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+        raise UserError(f"cannot write {file}: {one_line(error)}") from error

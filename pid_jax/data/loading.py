@@ -18,6 +18,7 @@ from pid_jax.data.plan import Plan, Slot
 from pid_jax.data.randomness import Purpose
 from pid_jax.data.records import CorruptRecord, Record
 from pid_jax.data.sources import Mixture, Source, source_table
+from pid_jax.data.stored_latents import StoredLatents
 from pid_jax.errors import UserError
 
 CROPS = ("center", "random")
@@ -78,22 +79,24 @@ class Draws:
 class SampleLoader:
     """Turns a slot into a sample dict, replacing records that cannot be read."""
 
-    def __init__(self, dataset: Dataset | Mixture, plan: Plan, augmentation: Augmentation):
+    def __init__(self, dataset: Dataset | Mixture, plan: Plan, augmentation: Augmentation,
+                 latents: StoredLatents | None = None):
         self._dataset, self._plan, self._augmentation = dataset, plan, augmentation
+        self._latents = latents
         self._sources = {source.name: source for source in source_table(dataset)}
 
     def __call__(self, slot: Slot) -> dict:
         """The sample of a slot.
 
         Returns: pixels uint8 [H, W, 3], caption, key, source, width and height (native), record
-          (its number), sigma_range (of its source, or None), skipped: (key, reason) of every
-          unreadable record met on the way.
+          (its number), sigma_range (of its source, or None), with stored latents latent float32
+          [h, w, C], skipped: (key, reason) of every unreadable record met on the way.
         Raises: UserError for an unreadable record under `strict`, or 16 of them in a row.
         """
         skipped = []
         for attempt in range(REPLACEMENTS + 1):
             try:
-                return self._load(self._replacement(slot, attempt)) | {"skipped": skipped}
+                return self.load(self._replacement(slot, attempt)) | {"skipped": skipped}
             except UserError as error:
                 if self._augmentation.strict:
                     raise
@@ -111,7 +114,8 @@ class SampleLoader:
                                  slot.turn, attempt)[0]
         return dataclasses.replace(slot, record=int(members[int(draw) % len(members)]))
 
-    def _load(self, slot: Slot) -> dict:
+    def load(self, slot: Slot) -> dict:
+        """The sample of a slot, but `skipped`. Raises UserError when it cannot be read."""
         record = self._dataset[slot.record]
         draws = Draws(self._plan.seed, slot)
         picture = decode_record(record)
@@ -120,9 +124,12 @@ class SampleLoader:
             pixels = pixels[..., COLOUR_ORDERS[int(6 * draws(Purpose.COLOURS))]]
         source = self._sources.get(record.source)
         caption = pick_caption(record, _with_fields(self._augmentation, source), draws)
-        return {"pixels": pixels, "caption": caption, "key": record.key, "source": record.source,
-                "width": record.width, "height": record.height, "record": slot.record,
-                "sigma_range": source and source.sigma_range}
+        sample = {"pixels": pixels, "caption": caption, "key": record.key,
+                  "source": record.source, "width": record.width, "height": record.height,
+                  "record": slot.record, "sigma_range": source and source.sigma_range}
+        if self._latents is not None:
+            sample["latent"] = self._latents.of_record(slot.record)
+        return sample
 
 
 def _with_fields(augmentation: Augmentation, source: Source | None) -> Augmentation:

@@ -28,6 +28,7 @@ from pid_jax.data.index import Index
 from pid_jax.data.loading import Augmentation, SampleLoader
 from pid_jax.data.plan import Plan, Shares, Slot, process_rows
 from pid_jax.data.sources import Mixture, open_data, source_numbers, source_table
+from pid_jax.data.stored_latents import StoredLatents
 from pid_jax.errors import UserError
 
 _ENDLESS = 1 << 48
@@ -46,6 +47,8 @@ class Options:
       batch_size: rows of a global batch.
       image_size, buckets, sizes: see `buckets.build_layout`.
       max_buckets: most compiled sizes (see `buckets.Fewer`); 0: all of the layout.
+      latents: folder of `python -m pid_jax.embed_latents`, for data options with which a picture is
+        always the same; "": none.
       threads: reading threads (of each worker); 0 reads when a batch is asked for.
       workers: worker processes; 0 reads in this one.
       prefetch: batches held ready (by each worker).
@@ -68,6 +71,7 @@ class Options:
     permute_colours: bool = False
     caption_fields: tuple[str, ...] = captions.PROMPT_FIELDS
     caption_dropout: float = 0.0
+    latents: str = ""
     strict: bool = False
     threads: int = 2
     workers: int = 0
@@ -96,6 +100,7 @@ class Batches(Iterator[dict]):
       caption, key, source: list[str] of length B
       width, height: int32 [B], native size in pixels
       record: int64 [B], numbers of the records in the data set
+      latent: float32 [B, h, w, C], where `latents` are read
       sigma_range: float32 [B, 2], where sources register noise levels; nan for those that do not
 
     Attributes:
@@ -104,6 +109,9 @@ class Batches(Iterator[dict]):
       buckets: the sizes that batches can have.
       skipped: key -> reason of every unreadable record met so far; each was replaced by another of
         its bucket.
+      loader: reads a slot of the plan.
+      latents: those that are read instead of encoding pictures, or None.
+      origin: see `picture_origin`.
     """
 
     def __init__(self, options: Options):
@@ -125,12 +133,20 @@ class Batches(Iterator[dict]):
         self.step = 0
         self._dataset = dataset
         self._rows = process_rows(options.batch_size, options.process, options.processes)
-        self._loader = SampleLoader(dataset, self.plan, _augmentation(options, layout.min_scale))
+        self.latents = _open_latents(dataset, layout, options)
+        self.loader = SampleLoader(dataset, self.plan, _augmentation(options, layout.min_scale),
+                                   self.latents)
+        self.origin = picture_origin(dataset, layout, options)
         self._iterator: grain.DatasetIterator | None = None
 
     @property
     def steps_per_epoch(self) -> int:
         return self.plan.steps_per_epoch
+
+    @property
+    def records(self) -> int:
+        """Records of the data set, those that no bucket takes among them."""
+        return len(self._dataset)
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -189,7 +205,7 @@ class Batches(Iterator[dict]):
         options = self.options
         rows = range(options.batch_size)[self._rows]
         slots = _SlotSource(self.plan, rows, self.step)
-        dataset = grain.MapDataset.source(slots).map(self._loader)
+        dataset = grain.MapDataset.source(slots).map(self.loader)
         buffer = max(options.prefetch, options.threads) if options.threads else 0
         dataset = dataset.batch(len(rows), batch_fn=_collate).to_iter_dataset(
             grain.ReadOptions(options.threads, buffer))
@@ -226,6 +242,8 @@ def _collate(samples: Sequence[dict]) -> dict:
     batch = {name: [s[name] for s in samples] for name in samples[0]}
     numbers = {"width": np.int32, "height": np.int32, "record": np.int64}
     batch |= {name: np.array(batch[name], dtype) for name, dtype in numbers.items()}
+    if "latent" in batch:
+        batch["latent"] = np.stack(batch["latent"])
     ranges = batch.pop("sigma_range")
     if any(ranges):
         batch["sigma_range"] = np.array([r or (np.nan, np.nan) for r in ranges], np.float32)
@@ -243,6 +261,33 @@ def _layout(options: Options, index: Index) -> Layout:
         return layout
     natives = zip(index.width.tolist(), index.height.tolist())
     return Fewer(layout, natives, options.max_buckets)
+
+
+def picture_origin(dataset: Dataset | Mixture, layout: Layout, options: Options
+                   ) -> dict[str, str]:
+    """What the pixels of every picture depend on, where nothing is drawn at random."""
+    return {"fingerprint": dataset.fingerprint, "resize": options.resize,
+            "layout": options.buckets,
+            "buckets": ",".join(f"{b.width}x{b.height}" for b in layout.buckets)}
+
+
+def check_fixed(options: Options) -> None:
+    """Raises UserError for options that show a picture in more than one way."""
+    for name, values in (("crop", ("center",)), ("resize", ("fit", "native", "adm")),
+                         ("flip", (False,)), ("permute_colours", (False,))):
+        if getattr(options, name) not in values:
+            raise UserError(f"stored latents need pictures that are always the same, but {name} "
+                            f"is {getattr(options, name)!r}; set it to {values[0]!r}")
+
+
+def _open_latents(dataset: Dataset | Mixture, layout: Layout, options: Options
+                  ) -> StoredLatents | None:
+    if not options.latents:
+        return None
+    check_fixed(options)
+    latents = StoredLatents(options.latents)
+    latents.check(picture_origin(dataset, layout, options))
+    return latents
 
 
 def _shares(dataset: Dataset | Mixture) -> Shares | None:

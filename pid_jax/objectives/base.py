@@ -14,6 +14,7 @@ from flax import traverse_util
 from ml_collections import ConfigDict
 
 from pid_jax import models
+from pid_jax.data.token_cache import digest
 from pid_jax.diffusion import dpm_solver, schedules, time_sampling
 from pid_jax.encoders.frozen import Frozen
 from pid_jax.encoders.protocols import LatentCodec, TextEncoder
@@ -71,6 +72,18 @@ class Objective(abc.ABC):
     def codec_shapes(self) -> Params:
         """Shapes of `codec_params`, which needs no weights."""
         return self.codec.shapes() if isinstance(self.codec, Frozen) else {}
+
+    def latent_origin(self) -> dict[str, str]:
+        """What the latents of pictures depend on: the codec, its weights, the reduction.
+
+        Raises: UserError where no codec's latents are read.
+        """
+        if self.codec is None or self.lq_scale is None:
+            raise UserError(f"config.objective {self.config.objective!r} reads no latents; leave "
+                            "config.data.latents empty")
+        weights = digest(self.codec.params) if isinstance(self.codec, Frozen) else ""
+        return {"codec": self.codec.family, "channels": str(self.codec.channels),
+                "weights": weights, "scale": str(self.lq_scale)}
 
     def with_codec_params(self, params: Params) -> "Objective":
         """This objective with other parameters in its codec, such as traced ones."""

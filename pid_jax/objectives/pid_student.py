@@ -206,7 +206,8 @@ class PidStudent(PidTeacher):
         """What both phases draw."""
         image, shape = batch["image"], batch["image"].shape
         latent_key, noise_key, index_key, fresh_key, time_key, eps_key = jax.random.split(rng, 6)
-        _, latent, sigma = self.degrade(image, batch["sigma_range"], latent_key)
+        _, latent, sigma = self.degrade(image, batch["sigma_range"], latent_key,
+                                        batch.get("latent"))
         examples = {"image": image, "text": batch["text"], "null_text": batch["null_text"],
                     "latent": latent, "sigma": sigma,
                     "noise": jax.random.normal(noise_key, shape),

@@ -61,32 +61,35 @@ class PidTeacher(Objective):
             self.codec.check_images((1, height // scale, width // scale, 3))
 
     def prepare(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """`image`, `text` and `sigma_range` of a pipeline's batch."""
+        """`image`, `text`, `sigma_range` and stored `latent` of a pipeline's batch."""
         ranges = self.noiser.sigma_ranges(batch["source"], len(batch["image"]))
         if "sigma_range" in batch:  # registered by some of the sources
             ranges = np.where(np.isnan(batch["sigma_range"]), ranges, batch["sigma_range"])
+        stored = {"latent": batch["latent"]} if "latent" in batch else {}
         return {"image": batch["image"], "text": self.prompts(batch["caption"]),
-                "sigma_range": ranges}
+                "sigma_range": ranges, **stored}
 
     def examples(self, batch: Batch, rng: jax.Array) -> Batch:
         """Degrades the pictures and draws noise and time."""
         image = batch["image"]
         time_key, noise_key, latent_key = jax.random.split(rng, 3)
-        small, latent, sigma = self.degrade(image, batch["sigma_range"], latent_key)
+        small, latent, sigma = self.degrade(image, batch["sigma_range"], latent_key,
+                                            batch.get("latent"))
         examples = {"image": image, "text": batch["text"], "latent": latent, "sigma": sigma,
                     "noise": jax.random.normal(noise_key, image.shape),
                     "t": self.draw_times(time_key, *image.shape[:3])}
         return examples | self.alignment_target(small, latent, sigma)
 
-    def degrade(self, image: jax.Array, sigma_range: jax.Array,
-                rng: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def degrade(self, image: jax.Array, sigma_range: jax.Array, rng: jax.Array,
+                latent: jax.Array | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Small pictures, the latents that the network sees, and their sigma [B].
 
         A dropped latent is all zeros and keeps its sigma.
+        Args: latent: clean ones [B, h, w, C] where they are known; else the codec makes them.
         """
         noise_key, drop_key = jax.random.split(rng)
         small = degrade.downsample(image, self.net.sr_scale)
-        latent = self.codec.encode(small)
+        latent = self.codec.encode(small) if latent is None else latent
         sigma = jnp.zeros(len(image))
         if self.config.noising.enabled:
             draws = noising.draw(noise_key, latent.shape)

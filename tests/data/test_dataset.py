@@ -37,7 +37,7 @@ def test_index_knows_every_record(packed):
 
 
 def test_records_are_alone_in_their_groups(packed):
-    shard = packed._reader(0)
+    shard = packed.shards.reader(0)
     assert "group_size:1," in shard.writer_options_string()
 
 
@@ -62,9 +62,9 @@ def test_many_threads_and_copies_read_the_same(packed):
 
 
 def test_readers_stay_few(packed, monkeypatch):
-    monkeypatch.setattr("pid_jax.data.dataset.OPEN_READERS", 2)
+    monkeypatch.setattr("pid_jax.data.shard_files.OPEN_READERS", 2)
     assert [packed[i].key for i in (0, 17, 9, 0)] == ["p000", "p017", "p009", "p000"]
-    assert len(packed._readers) <= 2
+    assert len(packed.shards._readers) <= 2
 
 
 def test_duplicate_keys_are_refused(tmp_path):

@@ -1,0 +1,140 @@
+"""Encodes every picture of a run once, so that training need not run the latent codec.
+
+    python -m pid_jax.embed_latents --config=configs/pid_teacher_flux_2k.py --dst=latents
+    python -m pid_jax.main --config=configs/pid_teacher_flux_2k.py --config.data.latents=latents ...
+
+Pictures are those of `config.data.path`, each reduced from its bucket as in training; so nothing
+may be drawn at random (crop=center, no flip). On many hosts, give each its `--process=I
+--processes=N`; all chips of a host are used. Started again, a process goes on after its last whole
+file.
+"""
+
+import concurrent.futures
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from absl import flags
+from jax.sharding import Mesh
+from ml_collections import ConfigDict, config_flags
+
+from pid_jax import command_line, images, objectives
+from pid_jax.config import check_config
+from pid_jax.data import pipeline, stored_latents
+from pid_jax.data.buckets import Bucket
+from pid_jax.data.plan import Slot
+from pid_jax.diffusion import degrade
+from pid_jax.errors import UserError
+from pid_jax.objectives.program import CodecProgram
+from pid_jax.parallel.mesh import AXES, batch_sharding
+
+CONFIG = config_flags.DEFINE_config_file("config", help_string="the config of the run")
+DST = flags.DEFINE_string("dst", None, "folder of the latents")
+PROCESS = flags.DEFINE_integer("process", 0, "number of this process")
+PROCESSES = flags.DEFINE_integer("processes", 1, "processes that share the pictures")
+ROWS = flags.DEFINE_integer("rows", 512, "pictures of a file")
+BATCH = flags.DEFINE_integer("batch", 8, "pictures encoded at once")
+DTYPE = flags.DEFINE_enum("dtype", "float32", list(stored_latents.DTYPES), "of what is stored")
+
+Encode = Callable[[np.ndarray], np.ndarray]
+
+
+def main() -> None:
+    """Encodes the share of this process."""
+    if CONFIG.value is None or DST.value is None:
+        raise UserError("--config or --dst is missing: name the run's config file and a folder")
+    if (not 0 <= PROCESS.value < PROCESSES.value or ROWS.value < 1 or BATCH.value < 1):
+        raise UserError(f"--process={PROCESS.value} of --processes={PROCESSES.value} with "
+                        f"--rows={ROWS.value} --batch={BATCH.value}: expected 0 <= process < "
+                        "processes, rows >= 1 and batch >= 1")
+    check_config(CONFIG.value)
+    embed(CONFIG.value, Path(DST.value), PROCESS.value, PROCESSES.value, ROWS.value, BATCH.value,
+          DTYPE.value)
+
+
+def embed(config: ConfigDict, folder: Path, process: int = 0, processes: int = 1,
+          rows: int = 512, batch: int = 8, dtype: str = "float32") -> None:
+    """Writes the latents of this process's share of the records, in files of `rows`.
+
+    Raises:
+      UserError: no data set, an objective without codec, data options that draw at random, or a
+        folder with latents of something else.
+    """
+    objective = objectives.build(config)
+    made_by = objective.latent_origin()
+    with open_pictures(config) as batches:
+        origin = {**batches.origin, **made_by}
+        buckets = {int(record): bucket for bucket, members in zip(
+            batches.plan.buckets, batches.plan.members) for record in members}
+        records = range(process, batches.records, processes)
+        encode = make_encoder(objective, batch)
+        for part, start in enumerate(range(0, len(records), rows)):
+            path = folder / stored_latents.file_name(process, part)
+            chosen = records[start:start + rows]
+            if not stored_latents.is_whole(path, chosen, origin):
+                latents = encode_records(batches.loader.load, encode, chosen, buckets, batch)
+                stored_latents.write_file(path, [stored_latents.to_bytes(
+                    record, latents.get(record), dtype, origin) for record in chosen])
+            print(f"{path}: {min(start + rows, len(records))} of {len(records)} pictures",
+                  flush=True)
+        stored_latents.write_manifest(folder, process, processes, origin=origin,
+                                      records=batches.records, rows=rows)
+
+
+def open_pictures(config: ConfigDict) -> pipeline.Batches:
+    """The run's data with the plan of its buckets, every picture in one of them."""
+    if not config.data.path:
+        raise UserError("config.data.path is not set: name the data set whose pictures are meant")
+    options = {**config.data, "batch_size": 1, "threads": 0, "workers": 0, "latents": ""}
+    batches = pipeline.build_pipeline(**options)
+    pipeline.check_fixed(batches.options)
+    return batches
+
+
+def make_encoder(objective: objectives.Objective, batch: int) -> Encode:
+    """The function from pictures float32 [batch, H, W, 3] to latents of the reduced ones."""
+    devices = jax.local_devices()
+    devices = devices if batch % len(devices) == 0 else devices[:1]
+    mesh = Mesh(np.array(devices).reshape(-1, 1, 1), AXES)
+    program = CodecProgram(
+        objective, lambda o: lambda image: o.codec.encode(degrade.downsample(image, o.lq_scale)),
+        mesh, in_shardings=(batch_sharding(mesh),))
+    return lambda image: np.asarray(program(image))
+
+
+def encode_records(load: Callable[[Slot], dict], encode: Encode, records: Sequence[int],
+                   buckets: dict[int, Bucket], batch: int) -> dict[int, np.ndarray]:
+    """Latents [h, w, C] by record; those that cannot be read, and those of no bucket, have none."""
+    latents: dict[int, np.ndarray] = {}
+    for numbers, pixels in _same_sized(load, records, buckets, batch):
+        filled = np.stack([*pixels, *[pixels[0]] * (batch - len(pixels))])
+        latents.update(zip(numbers, encode(images.to_float(filled))))
+    return latents
+
+
+def _same_sized(load: Callable[[Slot], dict], records: Sequence[int], buckets: dict[int, Bucket],
+                batch: int) -> Iterator[tuple[list[int], list[np.ndarray]]]:
+    """Numbers and pixels of up to `batch` records of one bucket at a time."""
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for bucket in dict.fromkeys(buckets[r] for r in records if r in buckets):
+            mine = [r for r in records if buckets.get(r) == bucket]
+            for start in range(0, len(mine), batch):
+                chosen = mine[start:start + batch]
+                read = pool.map(lambda r, bucket=bucket: _pixels(load, r, bucket), chosen)
+                found = [(r, pixels) for r, pixels in zip(chosen, read) if pixels is not None]
+                if found:
+                    yield tuple(map(list, zip(*found)))
+
+
+def _pixels(load: Callable[[Slot], dict], record: int, bucket: Bucket) -> np.ndarray | None:
+    try:
+        return load(Slot(record, bucket, 0, 0))["pixels"]
+    except UserError as error:  # training replaces such a picture by another
+        print(f"left out: {error}", file=sys.stderr, flush=True)
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run(main, sys.argv))
