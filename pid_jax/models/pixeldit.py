@@ -156,7 +156,7 @@ class PixelDiT(Shell):
 
     def _rows_placed(self, x: jax.Array) -> jax.Array:
         """Pictures [B, H, W, 3], divided as their tokens are."""
-        rows = x.reshape(len(x), -1, self.patch_size, *x.shape[2:])
+        rows = x.reshape(x.shape[0], -1, self.patch_size, *x.shape[2:])
         return self.constrain(rows, ROWS).reshape(x.shape)
 
     def _text_tokens(self, y: jax.Array) -> jax.Array:

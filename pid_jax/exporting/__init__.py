@@ -1,0 +1,1 @@
+"""The decoder as an artefact that runs without this package."""
