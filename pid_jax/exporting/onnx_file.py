@@ -51,6 +51,7 @@ def _moved(work: Path, path: Path) -> list[str]:
     """Moves what was written to its place, the graph last: without it the rest is not read."""
     names = sorted((file.name for file in work.iterdir()), key=lambda name: name == path.name)
     for name in names:
+        os.chmod(work / name, (work / path.name).stat().st_mode)  # onnx makes private files
         with open(work / name, "rb") as file:
             os.fsync(file.fileno())
         os.replace(work / name, path.parent / name)
