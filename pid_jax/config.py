@@ -123,6 +123,7 @@ def _data() -> dict:
         "remainder": "repeat",
         "crop": "center",
         "resize": "fit",
+        "decode": "exact",  # or draft: JPEGs at a half, a quarter or an eighth where that suffices
         "flip": False,
         "permute_colours": False,
         "caption_fields": ("prompt", "prompt_medium", "prompt_short"),

@@ -40,17 +40,23 @@ def format_of(data: bytes) -> str:
         return image.format
 
 
-def decode(data: bytes) -> Image.Image:
+def decode(data: bytes, at_least: tuple[int, int] | None = None) -> Image.Image:
     """An encoded picture as upright 8-bit RGB.
 
     The first frame of animations; transparent parts stand on white; 16-bit grey keeps its high
     byte; CMYK, palette and grey are converted by Pillow; EXIF orientation is applied.
 
+    Args:
+      at_least: (width, height) as seen upright; a JPEG may then come out at a half, a quarter or an
+        eighth of its size, as long as both sides are at least these: its decoder does so much less.
     Raises: UserError when the bytes are no complete picture, or have more than 178,956,970 pixels.
     """
     with _open(data) as image:
-        turn = _TURNS.get(_orientation(image))
+        orientation = _orientation(image)
+        turn = _TURNS.get(orientation)
         try:
+            if at_least is not None and image.format == "JPEG":
+                image.draft(None, at_least[::-1] if orientation in _SIDEWAYS else at_least)
             image.load()
             rgb = _to_rgb(image)
         except (UserError, MemoryError):
@@ -62,7 +68,11 @@ def decode(data: bytes) -> Image.Image:
 
 def to_float(pixels: np.ndarray) -> np.ndarray:
     """uint8 -> float32 in [-1, 1]: (p / 255 - 0.5) / 0.5, as the reference normalises."""
-    return _FLOATS[pixels]
+    floats = pixels.astype(np.float32)
+    floats /= np.float32(255)
+    floats -= np.float32(0.5)
+    floats /= np.float32(0.5)
+    return floats
 
 
 def crop_to_multiple(pixels: np.ndarray, multiple: int) -> np.ndarray:
@@ -84,9 +94,6 @@ def to_uint8(images: np.ndarray, truncate: bool = False) -> np.ndarray:
         raise UserError("the picture holds values that are not finite (nan or inf)")
     scaled = (np.clip(images, -1, 1) + 1) * 127.5
     return (scaled if truncate else np.rint(scaled)).astype(np.uint8)
-
-
-_FLOATS = (np.arange(256, dtype=np.float32) / np.float32(255) - np.float32(0.5)) / np.float32(0.5)
 
 
 def _open(data: bytes) -> Image.Image:

@@ -216,7 +216,9 @@ class Loop:
                  phase: str) -> TrainState:
         """One update; reads the metrics of the one before."""
         self.waiting.note(f"step {step}")
+        start = time.monotonic()
         batch = next(self.batches)
+        self.progress.add_wait(time.monotonic() - start)
         arrays = mesh_lib.shard_batch(self.objective.prepare(batch), self.mesh,
                                       self.config.data.batch_size)
         state, values = update(state, arrays)

@@ -122,3 +122,32 @@ def test_every_truncation_of_a_jpeg_is_an_error_or_a_picture():
         with pytest.raises(UserError):
             images.decode(data[:length])
     assert Image.open(io.BytesIO(data)).size == (40, 30)
+
+
+def test_floats_are_the_references_rule_for_every_byte():
+    pixels = np.arange(256, dtype=np.uint8)
+    expected = [(np.float32(p) / np.float32(255) - np.float32(0.5)) / np.float32(0.5)
+                for p in range(256)]
+    assert images.to_float(pixels).tolist() == expected
+    assert images.to_float(pixels).dtype == np.float32
+
+
+@pytest.mark.parametrize("size, at_least, expected", [
+    ((400, 300), (200, 150), (200, 150)), ((400, 300), (201, 150), (400, 300)),
+    ((401, 300), (100, 75), (101, 75)), ((400, 300), (1, 1), (50, 38)),
+    ((400, 300), (500, 400), (400, 300))])
+def test_large_jpegs_may_be_decoded_smaller(size, at_least, expected):
+    smooth = picture(50, 38).resize(size, Image.Resampling.BICUBIC)
+    data = encoded(smooth, "JPEG", quality=95, subsampling=0)
+    small = images.decode(data, at_least)
+    assert small.size == expected
+    whole = images.decode(data).resize(expected, Image.Resampling.LANCZOS)
+    assert np.abs(np.asarray(small, int) - np.asarray(whole)).mean() < 4
+
+
+def test_turned_jpegs_are_covered_as_seen_upright():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(picture(400, 200), "JPEG", exif=exif)
+    assert images.decode(data, (100, 100)).size == (100, 200)
+    assert images.decode(data, (101, 50)).size == (200, 400)

@@ -40,8 +40,8 @@ class Placement:
         return self.resized[0] > self.native[0] or self.resized[1] > self.native[1]
 
     def apply(self, image: Image.Image) -> Image.Image:
-        """The crop of the resized `image`, whose size must be `native`."""
-        if self.resizes:
+        """The crop of the resized `image`, whose size is `native`, or between that and `resized`."""
+        if image.size != self.resized:
             image = image.resize(self.resized, Image.Resampling.LANCZOS)
         x, y = self.corner
         return image.crop((x, y, x + self.target[0], y + self.target[1]))

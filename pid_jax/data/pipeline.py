@@ -67,6 +67,7 @@ class Options:
     remainder: str = "repeat"
     crop: str = "center"
     resize: str = "fit"
+    decode: str = "exact"
     flip: bool = False
     permute_colours: bool = False
     caption_fields: tuple[str, ...] = captions.PROMPT_FIELDS
@@ -267,7 +268,7 @@ def picture_origin(dataset: Dataset | Mixture, layout: Layout, options: Options
                    ) -> dict[str, str]:
     """What the pixels of every picture depend on, where nothing is drawn at random."""
     return {"fingerprint": dataset.fingerprint, "resize": options.resize,
-            "layout": options.buckets,
+            "decode": options.decode, "layout": options.buckets,
             "buckets": ",".join(f"{b.width}x{b.height}" for b in layout.buckets)}
 
 

@@ -18,7 +18,7 @@ from pid_jax.data.dataset import read_manifest
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
 
-FIXED = {"crop": ("center",), "resize": ("fit", "adm"), "flip": (False,),
+FIXED = {"crop": ("center",), "resize": ("fit", "adm"), "decode": ("exact",), "flip": (False,),
          "permute_colours": (False,), "buckets": ("square",)}
 """Data options under which a picture is always the same."""
 

@@ -147,10 +147,15 @@ class Progress:
     def restart(self, step: int) -> None:
         """Starts the clock again, after something that is not training."""
         self._step, self._time, self._flops = step, time.monotonic(), 0.0
+        self._waited = 0.0
 
     def add_work(self, flops: float) -> None:
         """Counts the FLOPs of one update, for the utilisation in the next line."""
         self._flops += flops
+
+    def add_wait(self, seconds: float) -> None:
+        """Counts time in which the training waited for data."""
+        self._waited += seconds
 
     @property
     def seconds(self) -> float:
@@ -162,16 +167,18 @@ class Progress:
 
         `latest` holds the newest metrics of every phase; of several, each loss has its name. Where
         the peak of the devices is known, `41.0% MFU` (model FLOPs utilisation) follows
-        the speed.
+        the speed; `| 12% waiting for data` ends the line where it is at least 1%.
         """
         seconds = max(self.seconds, 1e-9) / max(step - self._step, 1)
         used = f" | {self._flops / (self.seconds * self.peak):.1%} MFU" if self.peak else ""
+        share = self._waited / max(self.seconds, 1e-9)
+        waiting = f" | {share:.0%} waiting for data" if share >= 0.01 else ""
         self.restart(step)
         left = _clock((self._total - step) * seconds)
         phases = " | ".join(_phase_text(f"{name} " if len(latest) > 1 else "", values)
                             for name, values in latest.items())
         return (f"step {step}/{self._total} | {phases} | "
-                f"{self._batch / seconds:.2f} images/s{used} | {left} left")
+                f"{self._batch / seconds:.2f} images/s{used} | {left} left{waiting}")
 
 
 def _phase_text(name: str, values: Mapping[str, Any]) -> str:

@@ -74,6 +74,17 @@ def test_utilisation_is_work_over_peak(monkeypatch):
     assert "| 2.00 images/s | 25.0% MFU | 0:19:58 left" in line
 
 
+@pytest.mark.parametrize("waited, ending", [
+    (0.0, "left"), (0.015, "left"), (0.5, "left | 25% waiting for data")])
+def test_waiting_for_data_is_said(monkeypatch, waited, ending):
+    clock = iter([0.0, *[2.0] * 9])
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: next(clock))
+    progress = metrics.Progress(0, 600, 4)
+    progress.add_wait(waited)
+    values = {"loss": 0.5, "grad_norm": 1.0, "learning_rate": 1e-4}
+    assert progress.line(1, {"train": values}).endswith(ending)
+
+
 def test_smooth_is_unbiased():
     np.testing.assert_allclose(metrics.smooth([3.0] * 200), 3.0)
     assert metrics.smooth([5.0, 1.0], window=0.1)[0] == 5.0
