@@ -156,17 +156,38 @@ class DatasetWriter:
         self._rows, self._filled = index_lib.IndexBuilder(), 0
 
     def _write_manifest(self, complete: bool) -> None:
-        manifest = {
-            "format": FORMAT, "schema": records.SCHEMA_VERSION, "complete": complete,
-            "records": sum(s["records"] for s in self._shards),
-            "bytes": sum(s["bytes"] for s in self._shards),
-            "skipped": self.skipped, "recipe": self._recipe,
-            "sources": dict(self._sources), "captions": dict(self._captions),
-            "buckets": dict(self._buckets.most_common()),
-            "fingerprint": self._fingerprint.hexdigest(), "shards": self._shards,
-        }
+        manifest = _manifest(self._shards, self._sources, self._captions, self._buckets,
+                             self._fingerprint.hexdigest())
+        manifest |= {"complete": complete, "skipped": self.skipped, "recipe": self._recipe}
         with atomic_write(self._folder / MANIFEST) as file:
             json.dump(manifest, file, indent=1)
+
+
+def _manifest(shards: Sequence[Mapping[str, Any]], sources: collections.Counter,
+              captions: collections.Counter, buckets: collections.Counter, fingerprint: str
+              ) -> dict[str, Any]:
+    return {
+        "format": FORMAT, "schema": records.SCHEMA_VERSION, "complete": True,
+        "records": sum(s["records"] for s in shards), "bytes": sum(s["bytes"] for s in shards),
+        "skipped": 0, "recipe": {}, "sources": dict(sources), "captions": dict(captions),
+        "buckets": dict(buckets.most_common()), "fingerprint": fingerprint, "shards": list(shards),
+    }
+
+
+def merge_manifests(parts: Sequence[Mapping[str, Any]], indices: Sequence[index_lib.Index],
+                    skipped: int, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest of the shards of several data sets, one set after another.
+
+    Args:
+      parts: their manifests; no two shards may have one name.
+      indices: of all shards, in order.
+    """
+    sources, captions, buckets = (
+        sum((collections.Counter(part[name]) for part in parts), collections.Counter())
+        for name in ("sources", "captions", "buckets"))
+    merged = _manifest([shard for part in parts for shard in part["shards"]], sources, captions,
+                       buckets, fingerprint(index_lib.concatenate(indices)))
+    return merged | {"skipped": skipped, "recipe": dict(recipe)}
 
 
 class Dataset:

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -137,8 +138,8 @@ def save_index(index: Index, path: Path) -> None:
         np.savez_compressed(file, **arrays)
 
 
-def load_index(path: Path) -> Index:
-    """Reads an index. Raises UserError when the file is missing, damaged or of another form."""
+def load_index(path: Path | BinaryIO) -> Index:
+    """Reads an index, a file or its path. Raises UserError when the file is missing, damaged or of another form."""
     try:
         with np.load(path, allow_pickle=False) as file:
             texts = [Texts(file[name], file[f"{name}_ends"]) for name in _TEXTS]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from pid_jax.data import index as index_lib
-from pid_jax.data.dataset import Dataset, DatasetWriter, index_path
+from pid_jax.data.dataset import Dataset, DatasetWriter, index_path, merge_manifests
 from pid_jax.data.destination import check_destination, staged_folder
+from pid_jax.data.inspect import faults
 from pid_jax.data.records import CorruptRecord
 from pid_jax.errors import UserError
 from tests.data import sets
@@ -211,3 +212,26 @@ def test_a_disk_that_cannot_be_written(tmp_path):
     with pytest.raises(UserError, match="cannot write"):
         writer.add(sets.record(0))
         writer._finish_shard()
+
+
+def test_data_sets_merge_to_one(tmp_path, packed):
+    """As the Beam pipeline does: the shards of several data sets under one manifest."""
+    whole, parts, indices = tmp_path / "whole", [], []
+    whole.mkdir()
+    for number, size in enumerate(SIZES[:3]):
+        with DatasetWriter(tmp_path / str(number)) as writer:
+            writer.add(sets.record(number, *size))
+        part = Dataset(tmp_path / str(number))
+        shard = f"shard-{number:05d}.arrayrecord"
+        part.shards.files[0].rename(whole / shard)
+        index_path(part.shards.files[0]).rename(index_path(whole / shard))
+        part.manifest["shards"][0]["file"] = shard
+        parts.append(part.manifest)
+        indices.append(part.index)
+    manifest = merge_manifests(parts, indices, 4, {"kind": "test"})
+    (whole / "dataset.json").write_text(json.dumps(manifest))
+    merged = Dataset(whole)
+    assert [merged[i] for i in range(3)] == [sets.record(i, *SIZES[i]) for i in range(3)]
+    assert merged.fingerprint == sets.dataset(tmp_path / "same", SIZES[:3]).fingerprint
+    assert (merged.manifest["skipped"], merged.manifest["sources"]) == (4, {"test": 3})
+    assert not list(faults(merged))

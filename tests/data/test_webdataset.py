@@ -6,6 +6,7 @@ import pytest
 from pid_jax.data import command
 from pid_jax.data.dataset import Dataset
 from pid_jax.data.ingest import __main__ as ingest
+from pid_jax.data.ingest import webdataset
 from tests.data import sets
 
 
@@ -116,3 +117,10 @@ def test_an_interrupted_conversion_goes_on(tmp_path):
     last.rename(tmp_path / "src" / "2.tar")
     assert pack(tmp_path / "src", tmp_path / "out", "--workers", "3") == whole
     assert Dataset(tmp_path / "out").fingerprint == Dataset(tmp_path / "whole").fingerprint
+
+
+@pytest.mark.parametrize("relative, expected", [
+    ("a/image/p/0.tar", ["a/caption/p/0.tar"]), ("caption/0.tar", ["image/0.tar"]), ("0.tar", []),
+    ("image/image/0.tar", ["image/caption/0.tar"])])
+def test_the_other_tar_of_a_pair(relative, expected):
+    assert webdataset.partners(relative) == expected

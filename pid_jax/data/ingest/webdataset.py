@@ -50,10 +50,11 @@ def webdataset_items(source: Path, missing: str = "skip") -> Iterator[Item | Ski
     if not tars or not tars[0].is_file():
         raise UserError(f"{source} holds no .tar files; expected a folder of WebDataset tars")
     for tar in tars:
-        yield from _tar_items(tar, root, missing)
+        yield from tar_items(tar, root, missing)
 
 
-def _tar_items(tar: Path, root: Path, missing: str) -> Iterator[Item | Skip]:
+def tar_items(tar: Path, root: Path, missing: str) -> Iterator[Item | Skip]:
+    """The samples of one tar in `root`; a caption tar has none of its own."""
     if outside := check_place(tar, root):
         yield outside
         return
@@ -71,15 +72,29 @@ def _tar_items(tar: Path, root: Path, missing: str) -> Iterator[Item | Skip]:
         yield from _sample_items(f"{where}/{stem}", stem, files, missing)
 
 
+def partners(relative: str) -> list[str]:
+    """Where the other tar of a pair could be, for a tar's path in the collection."""
+    path = Path("/", relative)
+    found = (_partner_of(path, Path("/"), *roles) for roles in ((IMAGE, CAPTION), (CAPTION, IMAGE)))
+    return [partner.relative_to("/").as_posix() for partner in found if partner]
+
+
 def _partner(tar: Path, root: Path, role: str, other: str) -> Path | None:
     """The tar of the `other` role, for a tar in a folder named `role` with a place for one."""
+    partner = _partner_of(tar, root, role, other)
+    if partner is None or role == CAPTION:
+        return partner
+    place = len(partner.parts) - 1 - partner.parts[::-1].index(other)
+    # A lone folder `image` may hold single tars.
+    return partner if Path(*partner.parts[:place + 1]).is_dir() else None
+
+
+def _partner_of(tar: Path, root: Path, role: str, other: str) -> Path | None:
     parts = list(tar.relative_to(root).parts[:-1])
     if role not in parts:
         return None
     place = len(parts) - 1 - parts[::-1].index(role)
-    partner = root.joinpath(*parts[:place], other, *parts[place + 1:], tar.name)
-    # A lone folder `image` may hold single tars.
-    return partner if role == CAPTION or root.joinpath(*parts[:place], other).is_dir() else None
+    return root.joinpath(*parts[:place], other, *parts[place + 1:], tar.name)
 
 
 def _add_captions(samples: dict[str, dict[str, Member]], tar: Path, root: Path
