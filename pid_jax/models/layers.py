@@ -171,10 +171,11 @@ def modulation_spec(n_in: int, n_out: int, count: int = 6) -> dict:
 
 def unstack(params: Params) -> list[dict]:
     """The linear layers that a leaf with a leading axis holds, one dict each."""
-    count = len(params["kernel"])
+    leaves, structure = jax.tree.flatten(dict(params))
+    count = len(leaves[0])
     # jnp.split differentiates to one concatenation; indexing would sum `count` padded arrays.
-    parts = {name: jnp.split(leaf, count) for name, leaf in params.items()}
-    return [{name: split[i][0] for name, split in parts.items()} for i in range(count)]
+    parts = [jnp.split(leaf, count) for leaf in leaves]
+    return [structure.unflatten([split[i][0] for split in parts]) for i in range(count)]
 
 
 def modulate(x: jax.Array, shift: jax.Array, scale: jax.Array) -> jax.Array:

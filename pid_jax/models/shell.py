@@ -7,6 +7,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from pid_jax.models.quantised import is_quantised
+
 Init = Callable[[jax.Array], Any]
 
 
@@ -16,8 +18,14 @@ class Shell(nn.Module):
     param_dtype: Any = jnp.float32
 
     def setup(self):
-        self.weights = {name: self.param(name, _cast(init, self.param_dtype))
+        self.weights = {name: self._parameter(name, init)
                         for name, init in self.parameter_inits().items()}
+
+    def _parameter(self, name: str, init: Init) -> Any:
+        # `self.param` compares shapes with those of `init`, leaf by leaf; 8-bit kernels have two.
+        if is_quantised(held := self.get_variable("params", name)):
+            return held
+        return self.param(name, _cast(init, self.param_dtype))
 
     def parameter_inits(self) -> dict[str, Init]:
         """The parameter tree: top-level name -> initialiser of a PRNG key (float32 leaves)."""
