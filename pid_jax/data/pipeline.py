@@ -197,10 +197,10 @@ class Batches(Iterator[dict]):
     def _order(self) -> dict[str, Any]:
         """What the sequence of global batches depends on."""
         options = self.options
-        order = {"fingerprint": self._dataset.fingerprint, "batch_size": options.batch_size,
-                 "seed": options.seed, "shuffle": options.shuffle, "remainder": options.remainder,
-                 "buckets": ",".join(f"{b.width}x{b.height}" for b in self.buckets)}
-        return order | ({"weights": self._weights} if self._weights else {})
+        return {"fingerprint": self._dataset.fingerprint, "batch_size": options.batch_size,
+                "seed": options.seed, "shuffle": options.shuffle, "remainder": options.remainder,
+                "buckets": ",".join(f"{b.width}x{b.height}" for b in self.buckets),
+                "weights": self._weights}
 
     def _grain_dataset(self) -> grain.IterDataset:
         options = self.options

@@ -2,6 +2,7 @@
 agree with constraints.txt: run it in an environment of its own (docs/data.md)."""
 
 import json
+import os
 
 import pytest
 
@@ -51,6 +52,15 @@ def test_the_pipeline_packs_what_the_command_packs(tars, tmp_path, capsys):
     assert [row["reason"].split(":")[0].split(" (")[0] for row in rows] == [
         "it has no caption", "not a picture of a known format"] * 2 + ["duplicate key"]
     assert not list((tmp_path / "beam").glob("*.part*"))
+
+
+def test_names_that_are_no_text_are_reported(tmp_path):
+    sets.tar(tmp_path / "src" / "a.tar", {
+        os.fsdecode(b"\xff.png"): sets.encoded(sets.picture()), os.fsdecode(b"\xff.txt"): b"x",
+        "good.png": sets.encoded(sets.picture()), "good.txt": b"good"})
+    assert run("--src", tmp_path / "src", "--dst", tmp_path / "out", "--shards", 1) == 0
+    assert set(records(tmp_path / "out")) == {"good"}
+    assert "UTF-8" in (tmp_path / "out" / "skipped.jsonl").read_text()
 
 
 def test_workers_and_repeats_change_nothing(tars, tmp_path):

@@ -1,11 +1,18 @@
-import pytest
-import skimage.data
+import io
+import json
+from pathlib import Path
 
 import numpy as np
+import pytest
+import skimage.data
+from PIL import Image
 
 from pid_jax import images
-from pid_jax.data import command, photos
+from pid_jax.data import buckets, command, geometry, photos
 from pid_jax.data.dataset import Dataset
+from pid_jax.data.ingest import __main__ as ingest
+from pid_jax.data.pipeline import build_pipeline
+from tests.data.sets import encoded, tar
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +70,32 @@ def test_without_scikit_image(monkeypatch, tmp_path, capsys):
     assert command.run(photos.main, ["--dst", str(tmp_path / "x")]) == 2
     assert "scikit-image" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_real_photographs_go_through_the_whole_path(tmp_path):
+    """The reference's tars of JPEGs, packed, read in buckets: pixels are Pillow's Lanczos."""
+    originals = {}
+    for name in ("coffee", "motorcycle_left", "rocket", "retina"):
+        file = next(Path(skimage.data.__file__).parent.glob(f"{name}.*"))
+        originals[name] = encoded(images.decode(file.read_bytes()), "JPEG", quality=92)
+    folder = tmp_path / "tars" / "aspect_ratio_3_2"
+    tar(folder / "image/part_000000/000000.tar", {f"{n}.jpg": d for n, d in originals.items()})
+    tar(folder / "caption/part_000000/000000.tar",
+        {f"{n}.json": json.dumps({"prompt": n}).encode() for n in originals})
+    assert command.run(ingest.main, ["--format", "webdataset", "--src", str(tmp_path / "tars"),
+                                     "--dst", str(tmp_path / "packed")]) == 0
+    sizes = ("384x256", "256x256")
+    layout = buckets.build_layout("custom", 0, sizes)
+    seen = set()
+    with build_pipeline(str(tmp_path / "packed"), 1, buckets="custom", sizes=sizes) as batches:
+        for _ in range(batches.steps_per_epoch):
+            batch = next(batches)
+            name, = batch["caption"]
+            photo = Image.open(io.BytesIO(originals[name])).convert("RGB")
+            placed = geometry.cover(photo.size, buckets.assign(layout, photo.size).size, 0.9)
+            x, y = placed.corner
+            expected = photo.resize(placed.resized, Image.Resampling.LANCZOS).crop(
+                (x, y, x + placed.target[0], y + placed.target[1]))
+            np.testing.assert_array_equal(images.to_uint8(batch["image"][0]), expected)
+            seen.add(name)
+    assert seen == set(originals)

@@ -117,10 +117,12 @@ def test_changed_weights_are_another_order(folder):
     with build_pipeline(write(folder, many={"weight": 1}, few={"weight": 2}), 4,
                         image_size=24) as batches:
         state = batches.get_state()
-    other = write(folder, many={"weight": 1}, few={"weight": 3})
-    with build_pipeline(other, 4, image_size=24) as batches:
-        with pytest.raises(UserError, match="weights was '1.0,2.0', now '1.0,3.0'"):
-            batches.set_state(state)
+    for weights, now in (((1, 3), "'1.0,3.0'"), ((None, None), "None")):
+        options = [{} if weight is None else {"weight": weight} for weight in weights]
+        other = write(folder, many=options[0], few=options[1])
+        with build_pipeline(other, 4, image_size=24) as batches:
+            with pytest.raises(UserError, match=f"weights was '1.0,2.0', now {now}"):
+                batches.set_state(state)
 
 
 def test_sources_have_captions_and_noise_of_their_own(folder):

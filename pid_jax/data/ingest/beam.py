@@ -52,13 +52,18 @@ class Pack(beam.DoFn):
                     yield shard_of(record.key, self._options.shards), (
                         record.key, records.to_bytes(record))
                 except UserError as error:
-                    yield beam.pvalue.TaggedOutput(SKIPS, (item.name, str(error)))
+                    yield beam.pvalue.TaggedOutput(SKIPS, (_shown(item.name), _shown(str(error))))
 
     def _items(self, task: Any, local: Path) -> Iterable[Item | Skip]:
         if not isinstance(task, str):
             return [task]
         root = fetch_tar(self._options.src, task, local)
         return webdataset.tar_items(root / task, root, self._options.missing_captions)
+
+
+def _shown(text: str) -> str:
+    """Text that UTF-8 can hold: names of files may hold any bytes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def fetch_tar(source: str, relative: str, local: Path) -> Path:
