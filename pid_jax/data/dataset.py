@@ -103,7 +103,7 @@ class DatasetWriter:
         return sum(s["bytes"] for s in self._shards) + self._filled
 
     def _continue(self) -> None:
-        """Takes over the finished shards of an earlier writer; what it did not finish is removed."""
+        """Takes over the finished shards of an earlier writer and removes the unfinished one."""
         for part in self._folder.glob(".shard-*.part"):
             part.unlink()
         if not (self._folder / MANIFEST).exists():

@@ -36,6 +36,7 @@ SUFFIXES = {"JPEG": ".jpg", "PNG": ".png", "WEBP": ".webp", "BMP": ".bmp", "TIFF
 HASHES = ("sha256", "md5")
 _NAME = re.compile(r"[^./\\\x00-\x1f\x7f\ud800-\udfff][^/\\\x00-\x1f\x7f\ud800-\udfff]*")
 _LONGEST_NAME = 200  # bytes
+_BLOCK = 1 << 16
 _AHEAD = 4  # rows waiting for each connection
 
 
@@ -242,8 +243,15 @@ class _Rows:
 
     def _drop_cut_row(self) -> None:
         with open(self._path, "rb+") as file:
-            data = file.read()
-            file.truncate(data.rfind(b"\n") + 1)
+            end = file.seek(0, os.SEEK_END)
+            while end:
+                start = max(0, end - _BLOCK)
+                file.seek(start)
+                if (newline := file.read(end - start).rfind(b"\n")) >= 0:
+                    end = start + newline + 1
+                    break
+                end = start
+            file.truncate(end)
 
 
 class Bar:

@@ -40,7 +40,7 @@ class Placement:
         return self.resized[0] > self.native[0] or self.resized[1] > self.native[1]
 
     def apply(self, image: Image.Image) -> Image.Image:
-        """The crop of the resized `image`, whose size is `native`, or between that and `resized`."""
+        """The crop of the resized `image`; its size is `native`, or between that and `resized`."""
         if image.size != self.resized:
             image = image.resize(self.resized, Image.Resampling.LANCZOS)
         x, y = self.corner

@@ -139,7 +139,10 @@ def save_index(index: Index, path: Path) -> None:
 
 
 def load_index(path: Path | BinaryIO) -> Index:
-    """Reads an index, a file or its path. Raises UserError when the file is missing, damaged or of another form."""
+    """Reads an index, a file or its path.
+
+    Raises UserError when the file is missing, damaged or of another form.
+    """
     try:
         with np.load(path, allow_pickle=False) as file:
             texts = [Texts(file[name], file[f"{name}_ends"]) for name in _TEXTS]

@@ -187,7 +187,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
                         help="pictures on the sheet")
     parser.add_argument("--histograms", type=Path, metavar="FILE.png",
                         help="draw sizes, aspect ratios, buckets and caption lengths")
-    parser.add_argument("--verify", action="store_true", help="read and decode every picture, compare with the manifest")
+    parser.add_argument("--verify", action="store_true",
+                        help="read and decode every picture, compare with the manifest")
     return parser.parse_args(arguments)
 
 

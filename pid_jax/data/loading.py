@@ -37,7 +37,7 @@ class Augmentation:
       resize: "fit" shrinks the picture until it just covers the bucket, "native" never shrinks,
         "random" draws a size between the two, even in log scale; "adm" takes the square centre
         as JiT and TiTok do (`geometry.adm_crop`).
-      decode: "exact", or "draft": a JPEG that is reduced to less than half is decoded at a half, a
+      decode: "exact", or "draft": a JPEG that is reduced to a half or less is decoded at a half, a
         quarter or an eighth, which is faster and a little different from Lanczos.
       flip: mirrors half of the samples (captions that say left or right become wrong).
       permute_colours: puts red, green and blue in a random order (captions that name a colour

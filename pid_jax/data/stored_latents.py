@@ -124,8 +124,8 @@ class StoredLatents:
                  for part in range(self._parts(process))]
         self._firsts = np.cumsum([0, *map(self._parts, range(self._processes))]).tolist()
         if missing := next((n for n in names if not (self._folder / n).is_file()), None):
-            raise UserError(f"{self._folder} lacks {missing}; run `python -m pid_jax.embed_latents` "
-                            "again")
+            raise UserError(f"{self._folder} lacks {missing}; run `python -m "
+                            "pid_jax.embed_latents` again")
         self._files = ShardFiles([self._folder / name for name in names])
 
     def _parts(self, process: int) -> int:

@@ -317,6 +317,13 @@ def test_mistaken_calls(tmp_path, monkeypatch, capsys, options, words):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("tail", ["", '{"key": "cut', "x" * 200_000])
+def test_a_row_that_was_cut_is_dropped(tmp_path, tail):
+    (tmp_path / "downloads.jsonl").write_text('{"key": "a"}\n' + tail)
+    download._Rows(tmp_path)
+    assert (tmp_path / "downloads.jsonl").read_text() == '{"key": "a"}\n'
+
+
 def test_a_damaged_record_of_downloads_is_named(tmp_path):
     (tmp_path / "downloads.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match="damaged at byte 0"):

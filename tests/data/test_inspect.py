@@ -24,7 +24,8 @@ def test_report(folder, capsys):
     assert run(folder, "--buckets", "custom", "--sizes", "50x50,40x30", "--verify") == 0
     out = capsys.readouterr().out
     for words in ("complete", "12 in", "test: 12", "30 to 64", "prompt: 12, prompt_short: 12",
-                  "50x50: 4", "40x30: 4", "too small: 4", "4:3: 4, 1:1: 4, 3:4: 4", "0 skipped", "p000, p001", "verified   12"):
+                  "50x50: 4", "40x30: 4", "too small: 4", "4:3: 4, 1:1: 4, 3:4: 4",
+                  "0 skipped", "p000, p001", "verified   12"):
         assert words in out, words
 
 

@@ -52,7 +52,8 @@ def test_lists_of_files(tmp_path, photos, kind):
 def test_parquet_text_that_is_not_utf_8(tmp_path, photos):
     text = pyarrow.array([b"caf\xe9", b"good"]).cast(pyarrow.binary()).view(pyarrow.string())
     names = pyarrow.array(["a.png", "deep/b.png"])
-    pyarrow.parquet.write_table(pyarrow.table({"file": names, "text": text}), tmp_path / "l.parquet")
+    table = pyarrow.table({"file": names, "text": text})
+    pyarrow.parquet.write_table(table, tmp_path / "l.parquet")
     found = pack(tmp_path / "out", "--format", "list", "--src", tmp_path / "l.parquet",
                  "--images", photos)
     assert found == {"deep/b": {"prompt": "good"}}

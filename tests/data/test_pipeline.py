@@ -204,7 +204,8 @@ def test_nothing_but_damage_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("options, message", [
     ({"imagesize": 3}, "did you mean 'image_size'"), ({"crop": "middle"}, "crop is 'middle'"),
-    ({"resize": "x"}, "resize is 'x'"), ({"decode": "x"}, "decode is 'x'"), ({"caption_dropout": 1.5}, "caption_dropout is 1.5"),
+    ({"resize": "x"}, "resize is 'x'"), ({"decode": "x"}, "decode is 'x'"),
+    ({"caption_dropout": 1.5}, "caption_dropout is 1.5"),
     ({"caption_fields": ("title",)}, "named prompt"), ({"image_size": 4000}, "4000 x 4000"),
     ({"buckets": "round"}, "round"), ({"processes": 3}, "4 cannot be split over 3")])
 def test_impossible_options(folder, options, message):
