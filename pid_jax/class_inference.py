@@ -18,14 +18,15 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from pid_jax.errors import UserError
-from pid_jax.inference import (STEP_NOISE, Checkpoint, check_finite, load_checkpoint, seeds,
-                               starting_noise)
+from pid_jax.loading import Checkpoint, Drawer, load_checkpoint
 from pid_jax.objectives.ditok_stage2 import DiTokStage2
 from pid_jax.objectives.jit_c2i import JitC2I
 from pid_jax.objectives.pixeldit_c2i import PixelDitC2I
+from pid_jax.sampling_inputs import (check_finite, check_size, finished, fresh_noise, in_batches,
+                                     padded, rows_of, seeds, starting_noise)
 
 
-class ClassGenerator:
+class ClassGenerator(Drawer):
     """Draws pictures from class numbers, spread over this process's devices.
 
     Attributes:
@@ -44,49 +45,59 @@ class ClassGenerator:
     @classmethod
     def from_checkpoint(cls, path: str | Path, which: str = "ema",
                         lora_scale: float | None = None) -> "ClassGenerator":
-        """From a checkpoint of PixelDiT or JiT; see `inference.load_checkpoint`."""
+        """From a checkpoint of PixelDiT or JiT; see `loading.load_checkpoint`."""
         found = load_checkpoint(path, which, (PixelDitC2I, JitC2I), lora_scale)
         if isinstance(found.objective, DiTokStage2):
             raise UserError(f"the checkpoint {found.folder} draws from tokens: use `python -m "
                             "pid_jax.tokens decode`")
         return cls(found)
 
-    @property
-    def objective(self) -> PixelDitC2I | JitC2I:
-        """The run's objective."""
-        return self.checkpoint.objective
-
     def generate(self, labels: Sequence[int], size: tuple[int, int] | None = None,
-                 steps: int | None = None, guidance: float | None = None,
-                 seed: int | Sequence[int] = 0) -> np.ndarray:
+                 steps: int | None = None, seed: int | Sequence[int] = 0, *,
+                 guidance: float | None = None, dtype: str = "float32",
+                 batch_size: int | None = None) -> np.ndarray:
         """Draws one picture per label.
 
         Args:
           labels: B class numbers; the number of classes itself means "no class".
-          size: (height, width) in pixels; default: that of the run's samples.
+          size: (height, width) in pixels; default: that of the run's samples. Sizes that are no
+            multiples of the patch size are drawn larger and cut, below and to the right.
           steps, guidance: default to those of the run's samples.
           seed: one for all or one per label.
+          dtype: "float32", pictures in [-1, 1], or "uint8".
+          batch_size: at most so many pictures at a time; default: all.
         Returns:
-          float32 [B, H, W, 3] in [-1, 1].
+          [B, H, W, 3].
         Raises:
           UserError: labels, sizes or options that the network cannot take.
           RunFailed: the network's output is not finite.
         """
-        size = size or (self.objective.sample_size,) * 2
-        self.objective.check_picture(*size)
+        size = check_size(size or (self.objective.sample_size,) * 2)
+        whole = padded(size, self.objective.net.patch_size)
+        self.objective.check_picture(*whole)
+        finished(np.zeros((0, 1, 1, 3), np.float32), size, dtype)
         table = self.objective.solver_table(
-            *size, self.objective.config.sample.steps if steps is None else steps, guidance)
-        rows = (seeds(seed, len(labels)), check_labels(labels, self.objective.net.null_label))
-        place = self._whole if len(labels) % self.devices else self._rows
-        pictures = self._generate(self._params, *jax.device_put(rows, place), table, size=size)
-        return check_finite(pictures, "picture")
+            *whole, self.objective.config.sample.steps if steps is None else steps, guidance)
+        inputs = (seeds(seed, len(labels)), check_labels(labels, self.objective.net.null_label))
+
+        def draw(rows: slice) -> np.ndarray:
+            chosen = rows_of(inputs, rows)
+            place = self._whole if len(chosen[0]) % self.devices else self._rows
+            pictures = self._generate(self._params, *jax.device_put(chosen, place), table,
+                                      size=whole)
+            return check_finite(pictures, "picture")
+
+        return finished(in_batches(draw, len(labels), batch_size), size, dtype)
+
+    def _held(self) -> Any:
+        return self.checkpoint.params, self._params
+
+    def _compiled(self) -> tuple[Any, ...]:
+        return (self._generate,)
 
     def _draw(self, params, seeds, labels, table, *, size):
-        def step_noise(step):
-            return jax.vmap(lambda seed: jax.random.normal(jax.random.fold_in(jax.random.fold_in(
-                jax.random.key(seed), STEP_NOISE), step), (*size, 3)))(seeds)
-
-        return self.objective.draw(params, starting_noise(seeds, size), labels, table, step_noise)
+        return self.objective.draw(params, starting_noise(seeds, size), labels, table,
+                                   lambda step: fresh_noise(seeds, size, step))
 
 
 def sampler_note(config: ConfigDict, steps: int | None = None, guidance: float | None = None

@@ -22,12 +22,13 @@ from pathlib import Path
 
 import numpy as np
 
-from pid_jax import drawing_command, inference
+from pid_jax import drawing_command
 from pid_jax.data import command, latent_files
 from pid_jax.decode_requests import Request, codec_picture, latent_requests, picture_requests
 from pid_jax.errors import UserError
 from pid_jax.evaluation.picture_scores import compare
 from pid_jax.inference import PixelDecoder
+from pid_jax.sampling_inputs import sampler_settings
 
 CODEC, DRAWN, UNTRAINED, TRUTH = "codec_bicubic", "pid", "untrained", "truth"
 
@@ -85,9 +86,9 @@ def draw(decoder: PixelDecoder, untrained: PixelDecoder | None, request: Request
     """Decodes one request, and again with untrained weights where they are given."""
     def decode(with_decoder: PixelDecoder) -> np.ndarray:
         picture = with_decoder.decode(
-            request.latent[None], request.prompt, request.sigma, options.steps, options.guidance,
-            options.negative_prompt, options.seed)[0]
-        return picture[:request.size[0], :request.size[1]]
+            request.latent[None], request.prompt, request.sigma, request.size, options.steps,
+            options.seed, guidance=options.guidance, negative_prompt=options.negative_prompt)[0]
+        return picture
 
     columns = {CODEC: codec_column(decoder, request)} if options.codec else {}
     if request.baseline is not None:
@@ -114,7 +115,7 @@ def write_row(decoder: PixelDecoder, row: Row, request: Request, options: argpar
               ) -> Path:
     """Writes the drawn picture and its JSON; returns the picture's path."""
     height, width = decoder.output_size(request.latent.shape)
-    settings = inference.sampler_settings(decoder.objective, height, width, options.steps,
+    settings = sampler_settings(decoder.objective, height, width, options.steps,
                                           options.guidance, options.negative_prompt)
     path = options.out / row.name / file_name(row.sigma)
     drawing_command.write_picture(path, row.columns[DRAWN], {

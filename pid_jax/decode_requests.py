@@ -18,7 +18,8 @@ from pid_jax.diffusion import degrade
 from pid_jax.encoders.protocols import LatentCodec
 from pid_jax.encoders.weights import MissingWeights
 from pid_jax.errors import UserError
-from pid_jax.inference import PixelDecoder, check_sigma
+from pid_jax.inference import PixelDecoder
+from pid_jax.sampling_inputs import check_sigma
 
 Size = tuple[int, int]
 

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pid_jax import class_inference, inference, pictures
+from pid_jax import class_inference, loading, pictures
 from pid_jax.data import command
 from pid_jax.errors import UserError
 from pid_jax.evaluation import drawing, features, inception, plots, scores
@@ -98,8 +98,8 @@ class DrawnRun:
 
     def __init__(self, options: argparse.Namespace, folder: Path, which: str,
                  guidance: float | None):
-        inference.check_which(folder, which)
-        objective = inference.open_objective(folder, (PixelDitC2I, JitC2I))
+        loading.check_which(folder, which)
+        objective = loading.open_objective(folder, (PixelDitC2I, JitC2I))
         self._options, self._checkpoint, self._which = options, folder, which
         self._period = options.period or objective.net.patch_size
         self._plan = drawing.Plan(options.count, objective.net.num_classes, options.seed)

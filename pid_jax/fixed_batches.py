@@ -28,7 +28,7 @@ from pid_jax.diffusion import degrade, noising
 from pid_jax.encoders import LatentCodec, build_codec
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
-from pid_jax.inference import check_sigma
+from pid_jax.sampling_inputs import check_sigma
 
 SIGMAS = (0.0,)
 

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from pid_jax import drawing_command, inference
+from pid_jax import drawing_command
 from pid_jax.class_inference import ClassGenerator, parse_classes, sampler_note
 from pid_jax.data import command
 from pid_jax.errors import UserError
 from pid_jax.inference import PixelGenerator
+from pid_jax.sampling_inputs import sampler_settings
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -48,10 +49,11 @@ def draw_all(generator: PixelGenerator, prompts: Sequence[str], options: argpars
     for start in range(0, len(prompts), options.batch_size):
         batch = list(prompts[start:start + options.batch_size])
         seeds = [options.seed + start + k for k in range(len(batch))]
-        drawn = generator.generate(batch, options.size, options.steps, options.guidance,
-                                   options.negative_prompt, seeds)
-        settings = inference.sampler_settings(generator.objective, *drawn.shape[1:3], options.steps,
-                                              options.guidance, options.negative_prompt)
+        drawn = generator.generate(batch, options.size, options.steps, seeds,
+                                   guidance=options.guidance,
+                                   negative_prompt=options.negative_prompt)
+        settings = sampler_settings(generator.objective, *drawn.shape[1:3], options.steps,
+                                    options.guidance, options.negative_prompt)
         for prompt, seed, picture in zip(batch, seeds, drawn):
             yield picture, {"prompt": prompt, "seed": seed, **settings.note(),
                             **generator.checkpoint.note()}
@@ -63,7 +65,8 @@ def draw_classes(generator: ClassGenerator, labels: Sequence[int], options: argp
     for start in range(0, len(labels), options.batch_size):
         batch = labels[start:start + options.batch_size]
         seeds = [options.seed + start + k for k in range(len(batch))]
-        drawn = generator.generate(batch, options.size, options.steps, options.guidance, seeds)
+        drawn = generator.generate(batch, options.size, options.steps, seeds,
+                                   guidance=options.guidance)
         for label, seed, picture in zip(batch, seeds, drawn):
             yield picture, {"class": label, "seed": seed,
                             **sampler_note(generator.objective.config, options.steps,

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pid_jax import inference, models
+from pid_jax import loading, models, sampling_inputs
 from pid_jax.data.token_cache import digest
 from pid_jax.errors import UserError
 from pid_jax.models.titok import TiTok
@@ -55,7 +55,7 @@ def load_tokenizer(path: str | Path, which: str = "ema") -> "Tokenizer":
       UserError: no checkpoint there, or one of another model.
     """
     folder = checkpoint_lib.find_step_folder(path)
-    config = inference.read_config(folder)
+    config = loading.read_config(folder)
     if config.model.name == "titok":
         options = config.model.to_dict()
         net = models.build_model(options.pop("name"), **options)
@@ -63,7 +63,7 @@ def load_tokenizer(path: str | Path, which: str = "ema") -> "Tokenizer":
             lambda: models.init_parameters(net, jax.random.key(0))))
         return TiTokCodec(net, checkpoint_lib.load_for_inference(
             folder, checkpoint_lib.PARAMS)[1])
-    return DiTokCodec(inference.load_checkpoint(folder, which, DiTokStage2))
+    return DiTokCodec(loading.load_checkpoint(folder, which, DiTokStage2))
 
 
 def _frozen_digest(params: Params) -> str:
@@ -96,13 +96,13 @@ class TiTokCodec:
             raise UserError(f"TiTok decodes in one step: leave out {', '.join(sorted(options))}")
         check_indices(self, indices)
         pictures = self._decode(self.params, jnp.asarray(indices))
-        return inference.check_finite(jnp.clip(2 * pictures - 1, -1, 1), "picture")
+        return sampling_inputs.check_finite(jnp.clip(2 * pictures - 1, -1, 1), "picture")
 
 
 class DiTokCodec:
     """DiTok: tokens to pictures by diffusion."""
 
-    def __init__(self, checkpoint: inference.Checkpoint):
+    def __init__(self, checkpoint: loading.Checkpoint):
         self.checkpoint = checkpoint
         net = checkpoint.objective.net
         self.side, self.tokens = net.crop_size, net.num_latent_tokens
@@ -139,13 +139,13 @@ class DiTokCodec:
         pictures = self._decode(self.checkpoint.params, seeds.astype(np.uint32),
                                 jnp.asarray(indices), np.full(len(indices), label, np.int32),
                                 steps=steps, guidance=float(guidance))
-        return inference.check_finite(pictures, "picture")
+        return sampling_inputs.check_finite(pictures, "picture")
 
     def _draw(self, params, seeds, indices, labels, *, steps, guidance):
         objective = self.checkpoint.objective
         table = objective.solver_table(self.side, self.side, steps, guidance)
         codes = objective.codes(params, {"indices": indices})
-        noise = inference.starting_noise(seeds, (self.side, self.side))
+        noise = sampling_inputs.starting_noise(seeds, (self.side, self.side))
         return objective.draw(params, noise, labels, table, conditions=(codes,))
 
 

@@ -51,6 +51,12 @@ class Frozen(abc.ABC):
                 self._placed[sharding] = jax.device_put(self.params, sharding)
         return self._placed[sharding]
 
+    def release(self) -> None:
+        """Frees the parameters; they are read again when they are next needed."""
+        for params in self._placed.values():
+            jax.tree.map(lambda leaf: leaf.delete(), params)
+        self._placed, self._params = {}, None
+
     @property
     def arrays(self) -> Params:
         """The parameters on this process's first device, or those that `with_params` gave."""

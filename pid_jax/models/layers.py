@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pid_jax.models.windows import Window, cut_axis
+
 Params = Mapping[str, Any]
 KernelInit = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
@@ -217,17 +219,22 @@ def sincos_table(length: int, channels: int) -> np.ndarray:
     return np.concatenate([np.sin(angles), np.cos(angles)]).astype(np.float32)
 
 
-def pixel_positions(grid: tuple[int, int], patch: int, channels: int) -> jax.Array:
+def pixel_positions(grid: tuple[int, int], patch: int, channels: int,
+                    window: Window | None = None) -> jax.Array:
     """2-D sin-cos embedding of every pixel of the full image, [L, channels, patch^2] float32.
 
     The first half of the channels tells the column, the second the row; built from two small
-    tables so that no image-sized constant enters the program.
+    tables so that no image-sized constant enters the program. With a window, of its pixels alone.
     """
     rows, columns = grid
     half = channels // 2
-    shape = (rows, columns, half, patch, patch)
     column = sincos_table(columns * patch, half).reshape(half, columns, patch).transpose(1, 0, 2)
     row = sincos_table(rows * patch, half).reshape(half, rows, patch).transpose(1, 0, 2)
+    if window is not None:
+        rows, columns = window.part
+        column = cut_axis(column, 0, window.left, columns)
+        row = cut_axis(row, 0, window.top, rows)
+    shape = (rows, columns, half, patch, patch)
     both = [jnp.broadcast_to(column[None, :, :, None, :], shape),
             jnp.broadcast_to(row[:, None, :, :, None], shape)]
     return jnp.concatenate(both, axis=2).reshape(rows * columns, channels, patch * patch)

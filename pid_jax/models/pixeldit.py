@@ -25,6 +25,7 @@ from pid_jax.models.placement import MAP, ROWS, TEXT, TOKENS, Constrain, unconst
 from pid_jax.models.rope import ROPE_MODES, RopeTable, image_rope, text_rope
 from pid_jax.models.shell import Init, Shell
 from pid_jax.models.stacking import REMAT_POLICIES, Injection, run_blocks, stacked_init
+from pid_jax.models.windows import Window
 
 
 class PixelDiT(Shell):
@@ -119,12 +120,14 @@ class PixelDiT(Shell):
     def run(self, x: jax.Array, t: jax.Array, y: jax.Array, mask: jax.Array | None = None,
             feature_indices: tuple[int, ...] = (), return_features_early: bool = False,
             injection: Injection | None = None,
-            pixel_gate: Callable[[jax.Array], jax.Array] | None = None) -> NetOutput:
+            pixel_gate: Callable[[jax.Array], jax.Array] | None = None,
+            window: Window | None = None) -> NetOutput:
         """The forward pass of `__call__` with the two places where PidNet reaches in.
 
         Args:
           injection: applied to the image stream [B, L, D] before every interval-th patch block.
           pixel_gate: applied to silu(t_emb + s) [B, L, D], the condition of the pixel blocks.
+          window: where x lies in a larger picture, whose positions it then has.
         """
         check_inputs(self, x, t, y, mask, feature_indices, return_features_early)
         grid = (x.shape[1] // self.patch_size, x.shape[2] // self.patch_size)
@@ -138,7 +141,7 @@ class PixelDiT(Shell):
 
         taps = self._taps(feature_indices, return_features_early)
         s, found = self._patch_path(tokens, text, t_emb, mask, grid, taps, return_features_early,
-                                    injection)
+                                    injection, window)
         block_grid = compression.compressed_grid(self, grid)
         features = tuple(self.constrain(to_grid(found[k], block_grid), MAP)
                          for k in sorted(set(feature_indices)))
@@ -147,7 +150,7 @@ class PixelDiT(Shell):
             return NetOutput(features=features, repa_tokens=repa_tokens)
         condition = jax.nn.silu(t_emb + s)
         out = self._pixel_path(patches, condition if pixel_gate is None else pixel_gate(condition),
-                               mask, grid)
+                               mask, grid, window)
         return NetOutput(out, features, condition if repa_tokens is None else repa_tokens)
 
     def _placed(self, stream: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -173,14 +176,14 @@ class PixelDiT(Shell):
         wanted = set(feature_indices) | ({repa} if 0 <= repa <= last else set())
         return tuple(sorted(wanted))
 
-    def _patch_path(self, tokens, text, t_emb, mask, grid, taps, early, injection):
+    def _patch_path(self, tokens, text, t_emb, mask, grid, taps, early, injection, window):
         """Image tokens after the patch blocks, and {block: image tokens} at the taps."""
         condition = jax.nn.silu(t_emb)
         skips = ()
         if self.enable_ed:
             tokens, skips = compression.encode(self, self.weights, tokens, t_emb, grid)
         context = self._patch_context(condition, mask, text.shape[1], tokens.shape[1],
-                                      compression.compressed_grid(self, grid))
+                                      compression.compressed_grid(self, grid), window)
         result = run_blocks(
             lambda params, stream: self._placed(patch_block(params, stream, context)),
             self.weights["patch_blocks"], (tokens, text), taps=taps,
@@ -193,28 +196,32 @@ class PixelDiT(Shell):
             tokens = compression.decode(self, self.weights, tokens, t_emb, skips, grid)
         return tokens, dict(zip(taps, result.taps))
 
-    def _patch_context(self, condition, mask, text_length, image_length, grid) -> PatchContext:
+    def _patch_context(self, condition, mask, text_length, image_length, grid,
+                       window) -> PatchContext:
         head_dim = self.hidden_size // self.num_groups
         table = text_rope(head_dim, text_length, self.text_rope_theta)
         return PatchContext(
-            self.num_groups, condition, self.rope_for(head_dim, grid),
+            self.num_groups, condition, self.rope_for(head_dim, grid, window),
             table if self.use_text_rope else None, self.attention,
             None if mask is None else joint_key_mask(mask, text_length, image_length))
 
-    def rope_for(self, head_dim: int, grid: tuple[int, int]) -> RopeTable:
-        """Rotary tables of a token grid (rows, columns) under this network's options."""
+    def rope_for(self, head_dim: int, grid: tuple[int, int],
+                 window: Window | None = None) -> RopeTable:
+        """Rotary tables of a token grid (rows, columns), or of a window of its own whole grid."""
         reference = (self.rope_ref_h // self.patch_size, self.rope_ref_w // self.patch_size)
-        return image_rope(head_dim, grid, self.rope_mode, reference)
+        grid = grid if window is None else window.whole
+        return image_rope(head_dim, grid, self.rope_mode, reference, window)
 
-    def _pixel_path(self, patches, condition, mask, grid) -> jax.Array:
+    def _pixel_path(self, patches, condition, mask, grid, window) -> jax.Array:
         """[B, L, 3, P] patches and [B, L, D] conditions -> [B, H, W, 3] float32."""
         channels = self.pixel_hidden_size
         z = channel_linear(self.weights["pixel_embedder"]["proj"], patches)
-        z = z + pixel_positions(grid, self.patch_size, channels).astype(z.dtype)
+        whole = grid if window is None else window.whole
+        z = z + pixel_positions(whole, self.patch_size, channels, window).astype(z.dtype)
         self.sow("intermediates", "pixel_embedder", z)
         context = PixelContext(
             self.pixel_num_groups, condition,
-            self.rope_for(self.pixel_attn_hidden_size // self.pixel_num_groups, grid),
+            self.rope_for(self.pixel_attn_hidden_size // self.pixel_num_groups, grid, window),
             self.attention, mask, self.pit_chunks)
         result = run_blocks(
             lambda params, z: self.constrain(pixel_block(params, z, context), TOKENS),

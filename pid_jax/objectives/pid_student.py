@@ -23,7 +23,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from pid_jax import models
-from pid_jax.diffusion import few_step, flow, guidance, losses, schedules, time_sampling
+from pid_jax.diffusion import (few_step, flow, guidance, losses, schedules, tiles,
+                               time_sampling)
 from pid_jax.encoders.protocols import LatentCodec, TextEncoder
 from pid_jax.errors import UserError
 from pid_jax.models.lora import without_adapters
@@ -380,19 +381,28 @@ class PidStudent(PidTeacher):
 
     def decode(self, params: Params, noise: jax.Array, latent: jax.Array, sigma: jax.Array,
                text: jax.Array, null_text: jax.Array, table: few_step.StepTable, scale: float,
-               draw: few_step.Draw | None = None) -> jax.Array:
+               draw: few_step.Draw | None = None,
+               parts: tiles.Tiles | None = None) -> jax.Array:
         """Decodes latents with one network call a step; see `PidTeacher.decode`.
 
         Guidance was distilled into the student: `null_text` and `scale` are not read.
         """
-        pictures = few_step.sample(
-            lambda x, t: self.predict(params, x, t, text, latent, sigma), noise, table, draw)
+        predict = functools.partial(self.predictor(params, latent, sigma, parts), text=text)
+        pictures = few_step.sample(predict, noise, table, draw)
         return jnp.clip(pictures, -1.0, 1.0)
 
     def solver_table(self, height: int, width: int, steps: int) -> few_step.StepTable:
-        """The student's steps; the size of the picture does not matter."""
+        """The student's steps; the size of the picture does not matter.
+
+        Raises:
+          UserError: more steps than the student has times for.
+        """
         times = few_step.sampling_times(steps, self.options.times, self.options.steps,
                                         self.options.first_time)
+        if np.any(np.diff(times) >= 0):
+            raise UserError(f"steps is {steps}, but this student was distilled at "
+                            f"{self.options.steps} times, and some would come twice; choose 1 to "
+                            f"{self.options.steps} steps")
         return few_step.make_table(times, self.config.flow.prediction_type, self.options.sampler)
 
     def drawing(self, batch: int, height: int,

@@ -7,6 +7,7 @@
 | `decode`      | DPM-Solver++ 2M, guidance on the text only                             |
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,10 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from pid_jax.diffusion import degrade, dpm_solver, few_step, flow, guidance, losses, noising
+from pid_jax.diffusion import (degrade, dpm_solver, few_step, flow, guidance, losses, noising,
+                               tiles)
 from pid_jax.encoders.frozen import Frozen
 from pid_jax.encoders.protocols import LatentCodec, TextEncoder
 from pid_jax.models import repa
+from pid_jax.models.windows import Window
 from pid_jax.objectives.base import Batch, Metrics, Objective, float_shape, check_divides
 from pid_jax.training import freezing
 from pid_jax.training.state import Params
@@ -132,9 +135,32 @@ class PidTeacher(Objective):
         return self.net.apply({"params": params}, x, flow.network_time(t), text, lq_latent=latent,
                               degrade_sigma=sigma).x
 
+    def predictor(self, params: Params, latent: jax.Array, sigma: jax.Array,
+                  parts: tiles.Tiles | None) -> Callable[..., jax.Array]:
+        """`predict(x, t, text)` for these latents: `predict`, or tile by tile.
+
+        Tiles share one LQ projection and the positions of the whole picture; only attention is
+        cut at their borders.
+        """
+        if parts is None:
+            return lambda x, t, text: self.predict(params, x, t, text, latent, sigma)
+        shared = self.net.apply({"params": params}, latent, parts.grid, method="lq_features")
+
+        def predict(x: jax.Array, t: jax.Array, text: jax.Array) -> jax.Array:
+            def of_tile(part: jax.Array, top: jax.Array, left: jax.Array) -> jax.Array:
+                window = Window(parts.grid, parts.part, top, left)
+                tokens = window.cut(shared).reshape(len(shared), -1, shared.shape[-1])
+                return self.net.apply({"params": params}, part, flow.network_time(t), text,
+                                      degrade_sigma=sigma, lq_tokens=tokens, window=window).x
+
+            return tiles.blended(of_tile, x, parts, self.net.patch_size)
+
+        return predict
+
     def decode(self, params: Params, noise: jax.Array, latent: jax.Array, sigma: jax.Array,
                text: jax.Array, null_text: jax.Array, table: dpm_solver.DpmTable,
-               scale: float, draw: few_step.Draw | None = None) -> jax.Array:
+               scale: float, draw: few_step.Draw | None = None,
+               parts: tiles.Tiles | None = None) -> jax.Array:
         """Decodes latents; guidance is on the text only, by two network calls a step.
 
         Args:
@@ -146,13 +172,14 @@ class PidTeacher(Objective):
           table: the solver's steps, from `solver_table`.
           scale: guidance scale; 1 switches guidance off.
           draw: fresh noise of a step; this solver asks for none.
+          parts: tiles to draw by; None: whole.
         Returns:
           float32 [B, H, W, 3], clipped to [-1, 1].
         """
-        null_text = jnp.broadcast_to(null_text, text.shape)
-        conditional, unconditional = (
-            lambda x, t, text=text: self.predict(params, x, t, text, latent, sigma)
-            for text in (text, null_text))
+        null_text = jnp.broadcast_to(null_text, (len(text), *null_text.shape[1:]))
+        predict = self.predictor(params, latent, sigma, parts)
+        conditional, unconditional = (functools.partial(predict, text=side)
+                                      for side in (text, null_text))
         predict = guidance.guided_by_two_calls(conditional, unconditional, scale)
         pictures = dpm_solver.solve(predict, noise, table, self.config.flow.prediction_type)
         return jnp.clip(pictures, -1.0, 1.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from pid_jax import inference, objectives, tokenizer, train
+from pid_jax import loading, objectives, tokenizer, train
 from pid_jax.class_inference import ClassGenerator
 from pid_jax.config import base_config, check_config
 from pid_jax.errors import UserError
@@ -271,6 +271,6 @@ def test_jit_takes_a_step_and_draws():
     assert int(after.step) == 1 and np.isfinite(metrics["loss"])
     inputs = objective.sample_inputs(None)
     assert inputs["label"].tolist() == [0, 1]
-    generator = ClassGenerator(inference.Checkpoint(
+    generator = ClassGenerator(loading.Checkpoint(
         None, "net", objective, after.params, train.mesh_lib.single_device()))
     assert generator.generate([0, 2], seed=[4, 5]).shape == (2, SIDE, SIDE, 3)
