@@ -3,190 +3,228 @@
     python -m pid_jax.decode --checkpoint runs/pid --out drawn --input small.png
     python -m pid_jax.decode --checkpoint runs/pid --out drawn --latents latent.npz --prompt "a cat"
     python -m pid_jax.decode --checkpoint runs/pid --out drawn --input photos --ground_truth
+    python -m pid_jax.decode --checkpoint runs/pid --input small.png --plan
+    python -m pid_jax.decode --list
 
-`--input` takes pictures, folders of pictures, and data sets packed by `pid_jax.data` (their
-captions are the prompts). A picture is encoded by the codec of the checkpoint; with
-`--ground_truth` it is first reduced by the checkpoint's scale, and the result is compared with it.
+`--input` takes pictures, folders of pictures, manifests (.jsonl) and data sets packed by
+`pid_jax.data` (their captions are the prompts). A picture is encoded by the codec of the checkpoint;
+with `--ground_truth` it is first reduced by the checkpoint's scale, and the result is compared with
+it. `--latents` takes .npy, .npz, .safetensors, the reference's fix-batch .pt and manifests.
 
-Writes OUT/NAME/sigma_0.000.png with a JSON beside it for every picture and noise level, sheets
-OUT/grid*.png (LQ bicubic | PiD | truth) and, with `--ground_truth`, OUT/metrics.json. Exit status:
-0 done, 2 bad input, 1 the network's output was not finite. In a folder or data set, pictures that
-cannot be read are named, counted and left out.
+Writes OUT/NAME/sigma_0.000.png with a JSON beside it for every picture and noise level, what it is
+compared with, sheets OUT/grid*.png (LQ bicubic | PiD | truth), the page OUT/compare.html and, with
+`--ground_truth`, OUT/metrics.json. Run again, it draws what is missing or was made with other
+settings. Several processes (--sequence 1) share the pictures. Exit status: 0 done, 2 bad input, 1 the
+network's output was not finite. In a folder or data set, pictures that cannot be read are named,
+counted and left out.
 """
 
 import argparse
-import dataclasses
+import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 
-from pid_jax import drawing_command
+from pid_jax import comparison_page, decode_outputs, decode_plan, drawing_command, releases
 from pid_jax.data import command, latent_files
-from pid_jax.decode_requests import Request, codec_picture, latent_requests, picture_requests
+from pid_jax.decode_latents import latent_requests
+from pid_jax.decode_outputs import DRAWN, SMALL, TRUTH, UNTRAINED, Row, Tree
+from pid_jax.decode_requests import CODEC, LQ, Request, Wishes, picture_requests
+from pid_jax.encoders.pipeline_latents import FRAMES
 from pid_jax.errors import UserError
-from pid_jax.evaluation.picture_scores import compare
 from pid_jax.inference import PixelDecoder
+from pid_jax.parallel import multihost
 from pid_jax.sampling_inputs import sampler_settings
 
-CODEC, DRAWN, UNTRAINED, TRUTH = "codec_bicubic", "pid", "untrained", "truth"
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One drawn picture: its name, noise level, and named pictures [H, W, 3] for the sheet."""
-
-    name: str
-    sigma: float
-    columns: Mapping[str, np.ndarray]
-
-    def scores(self) -> dict[str, dict[str, float]]:
-        """PSNR (dB), SSIM and CIEDE2000 of every column against the truth; empty without one."""
-        if TRUTH not in self.columns:
-            return {}
-        truth = self.columns[TRUTH][None]
-        return {name: {metric: round(value, 4)
-                       for metric, value in compare(picture[None], truth).items()}
-                for name, picture in self.columns.items() if name != TRUTH}
+PAGE = "compare.html"
 
 
 def main(arguments: Sequence[str]) -> None:
     """Parses the command line, draws, and reports."""
     options = parse(arguments)
+    where = {"sequence": options.sequence, "data": data_axis(options),
+             "pit_chunks": options.pit_chunks}
+    if options.plan:
+        return show_plans(decode_plan.unloaded(options.checkpoint, options.which, **where), options)
     decoder = PixelDecoder.from_checkpoint(options.checkpoint, options.which, options.lora_scale,
-                                           options.sequence)
-    untrained = (PixelDecoder.from_checkpoint(options.checkpoint, UNTRAINED,
-                                              sequence=options.sequence)
+                                           **where)
+    untrained = (PixelDecoder.from_checkpoint(options.checkpoint, UNTRAINED, **where)
                  if options.untrained else None)
     skipped: dict[str, str] = {}
-    rows = []
-    for request in requests(decoder, options, skipped):
-        row = draw(decoder, untrained, request, options)
-        command.show(f"{write_row(decoder, row, request, options)}")
-        rows.append(row)
-    if not rows:
+    tree = Tree(options.out, options.tree, tag(decoder, options))
+    done = draw_all(decoder, untrained, tree, requests(decoder, options, skipped), options)
+    if not done:
         raise UserError(f"no picture could be read: {'; '.join(map(': '.join, skipped.items()))}")
-    write_sheets(decoder, rows, options.out)
-    report(rows, skipped, options.out)
+    multihost.barrier("all pictures are drawn")
+    if multihost.is_writer():
+        rows = [decode_outputs.read_row(tree, *place) for place in done]
+        decode_outputs.write_sheets(rows, options.out, decoder.checkpoint.note())
+        write_page(rows, tree)
+        decode_outputs.report(rows, skipped, options.out)
+
+
+def data_axis(options: argparse.Namespace) -> int:
+    """Devices over which a batch is divided: as many of this process's as divide it."""
+    if options.sequence > 1:
+        return 1
+    return math.gcd(options.batch_size, jax.local_device_count())
 
 
 def requests(decoder: PixelDecoder, options: argparse.Namespace, skipped: dict[str, str]
              ) -> Iterator[Request]:
     """What the command line asks for; unreadable pictures of folders go into `skipped`."""
+    wishes = Wishes(options.size, options.degrade_sigmas, options.prompt, options.seed,
+                    options.frame, options.layout, options.ground_truth)
     if options.latents:
-        return latent_requests(decoder, options.latents, options.layout, options.degrade_sigmas,
-                               options.prompt)
-    return picture_requests(decoder, options.input, options.ground_truth, options.size,
-                            options.degrade_sigmas, options.prompt, options.seed, skipped)
+        return latent_requests(decoder, options.latents, wishes)
+    return picture_requests(decoder, options.input, wishes, skipped)
 
 
-def draw(decoder: PixelDecoder, untrained: PixelDecoder | None, request: Request,
-         options: argparse.Namespace) -> Row:
-    """Decodes one request, and again with untrained weights where they are given."""
-    def decode(with_decoder: PixelDecoder) -> np.ndarray:
-        picture = with_decoder.decode(
-            request.latent[None], request.prompt, request.sigma, request.size, options.steps,
-            options.seed, guidance=options.guidance, negative_prompt=options.negative_prompt)[0]
-        return picture
-
-    columns = {CODEC: codec_column(decoder, request)} if options.codec else {}
-    if request.baseline is not None:
-        columns[request.baseline_name] = request.baseline
-    columns[DRAWN] = decode(decoder)
-    if untrained is not None:
-        columns[UNTRAINED] = decode(untrained)
-    if request.truth is not None:
-        columns[TRUTH] = request.truth
-    return Row(request.name, request.sigma, columns)
-
-
-def codec_column(decoder: PixelDecoder, request: Request) -> np.ndarray:
-    """The codec's own decode of the request's latent, enlarged."""
-    picture = codec_picture(decoder.objective.codec, request.latent,
-                            decoder.output_size(request.latent.shape))
-    if picture is None:
-        raise UserError("--codec needs the weights of the codec's decoder, which are not there; "
-                        "leave it out")
-    return picture[:request.size[0], :request.size[1]]
-
-
-def write_row(decoder: PixelDecoder, row: Row, request: Request, options: argparse.Namespace
-              ) -> Path:
-    """Writes the drawn picture and its JSON; returns the picture's path."""
-    height, width = decoder.output_size(request.latent.shape)
-    settings = sampler_settings(decoder.objective, height, width, options.steps,
-                                          options.guidance, options.negative_prompt)
-    path = options.out / row.name / file_name(row.sigma)
-    drawing_command.write_picture(path, row.columns[DRAWN], {
-        "input": request.source, "prompt": request.prompt, "sigma": row.sigma,
-        "seed": options.seed, "latent_shape": list(request.latent.shape),
-        "latent_family": decoder.objective.codec.family, **settings.note(),
-        "scores": row.scores(), **decoder.checkpoint.note()})
-    return path
-
-
-def file_name(sigma: float) -> str:
-    """What the picture of a noise level is called."""
-    return f"sigma_{sigma:.3f}.png"
-
-
-def write_sheets(decoder: PixelDecoder, rows: Sequence[Row], out: Path) -> None:
-    """One sheet per picture size: `grid.png` when all are of one size, else `grid_HxW.png`."""
-    by_size: dict[tuple[int, ...], list[Row]] = {}
-    for row in rows:
-        by_size.setdefault(row.columns[DRAWN].shape[:2], []).append(row)
-    for (height, width), group in by_size.items():
-        name = "grid.png" if len(by_size) == 1 else f"grid_{height}x{width}.png"
-        drawing_command.write_grid(
-            out / name, [row.columns for row in group],
-            [f"{row.name} sigma {row.sigma:.3f}" for row in group], decoder.checkpoint.note())
-        command.show(f"{out / name}: {' | '.join(group[0].columns)}")
-
-
-def report(rows: Sequence[Row], skipped: Mapping[str, str], out: Path) -> None:
-    """Prints the table of scores, writes `metrics.json`, and names what was left out."""
-    scored = [(row, row.scores()) for row in rows]
-    if scored[0][1]:
-        means = {f"{sigma:.3f}": mean_scores([s for row, s in scored if row.sigma == sigma])
-                 for sigma in sorted({row.sigma for row in rows})}
-        for line in table(scored, means):
+def show_plans(decoder: PixelDecoder, options: argparse.Namespace) -> None:
+    """Prints what each batch shape will take."""
+    skipped: dict[str, str] = {}
+    grids = {request.grid: None for request in requests(decoder, options, skipped)}
+    channels = decoder.objective.codec.channels
+    for grid in grids:
+        plan = decode_plan.plan(decoder, (options.batch_size, *grid, channels), options.steps,
+                                options.guidance, options.tile, options.overlap)
+        for line in plan.lines():
             command.show(line)
-        drawing_command.write_json(out / "metrics.json", {
-            "pictures": [{"picture": row.name, "sigma": row.sigma, **s} for row, s in scored],
-            "mean_by_sigma": means})
-    for name, reason in skipped.items():
-        command.show(f"skipped {name}: {reason}")
-    command.show(f"{len(rows)} drawn, {len(skipped)} skipped; in {out}")
+    if not grids:
+        raise UserError(f"no picture could be read: {'; '.join(map(': '.join, skipped.items()))}")
 
 
-def mean_scores(scores: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
-    """Means over pictures of scores by column and metric."""
-    return {column: {metric: float(np.mean([s[column][metric] for s in scores]))
-                     for metric in scores[0][column]} for column in scores[0]}
+def draw_all(decoder: PixelDecoder, untrained: PixelDecoder | None, tree: Tree,
+             wanted: Iterator[Request], options: argparse.Namespace) -> list[tuple[str, float]]:
+    """Draws this process's share of what is not there yet.
+
+    Returns:
+      (name, noise level) of every picture of all processes.
+    """
+    shared = options.sequence == 1
+    number, count = (jax.process_index(), jax.process_count()) if shared else (0, 1)
+    batch: list[Request] = []
+    done = []
+    for index, request in enumerate(wanted):
+        done.append((request.name, request.sigma))
+        if index % count != number:
+            continue
+        if is_complete(decoder, tree, request, options):
+            command.show(f"{tree.path(DRAWN, request.name, request.sigma)}: is there")
+            continue
+        if batch and (kind(request) != kind(batch[0]) or len(batch) == options.batch_size):
+            draw_batch(decoder, untrained, tree, batch, options)
+            batch = []
+        batch.append(request)
+    if batch:
+        draw_batch(decoder, untrained, tree, batch, options)
+    return done
 
 
-def table(scored: Sequence[tuple[Row, Mapping]], means: Mapping[str, Mapping]) -> Iterator[str]:
-    """Lines of a table: a picture a row, PSNR and SSIM of every column."""
-    columns = list(scored[0][1])
-    entries = [(f"{row.name} sigma {row.sigma:.3f}", s) for row, s in scored]
-    entries += [(f"mean sigma {sigma}", s) for sigma, s in means.items()]
-    width = max(len(name) for name, _ in entries)
-    yield " " * width + "".join(f"  {column:>17}" for column in columns)
-    yield f"{'PSNR dB / SSIM':<{width}}"
-    for name, scores in entries:
-        yield f"{name:<{width}}" + "".join(
-            f"  {scores[c]['psnr']:>9.2f} / {scores[c]['ssim']:.3f}" for c in columns)
+def kind(request: Request) -> tuple:
+    """Requests of one kind can be drawn together."""
+    return request.grid, request.size, sorted((name, array.shape)
+                                              for name, array in request.given.items())
+
+
+def is_complete(decoder: PixelDecoder, tree: Tree, request: Request, options: argparse.Namespace
+                ) -> bool:
+    """Whether nothing is to be done, in all processes that draw this request together."""
+    found = decode_outputs.complete(tree, request, decode_outputs.fingerprint(
+        note_of(decoder, request, options), request))
+    return found if options.sequence == 1 else not multihost.in_any(not found)
+
+
+def draw_batch(decoder: PixelDecoder, untrained: PixelDecoder | None, tree: Tree,
+               batch: Sequence[Request], options: argparse.Namespace) -> None:
+    """Draws requests of one kind together and writes them."""
+    drawn = {DRAWN: decode(decoder, batch, options)}
+    if untrained is not None:
+        drawn[UNTRAINED] = decode(untrained, batch, options)
+    for index, request in enumerate(batch):
+        columns = {**request.baselines(decoder, options.codec),
+                   **{name: pictures[index] for name, pictures in drawn.items()}}
+        if request.truth is not None:
+            columns[TRUTH] = request.truth
+        if tree.kind == "reference" and request.small is not None:
+            columns[SMALL] = request.small
+        if options.sequence == 1 or multihost.is_writer():
+            note = note_of(decoder, request, options)
+            path = decode_outputs.write(tree, request, columns, note,
+                                        decode_outputs.fingerprint(note, request))
+            command.show(f"{path}")
+
+
+def decode(decoder: PixelDecoder, batch: Sequence[Request], options: argparse.Namespace
+           ) -> np.ndarray:
+    """The pictures [B, H, W, 3] of requests of one kind."""
+    given = {name: np.concatenate([request.given[name] for request in batch],
+                                  axis=1 if name == "step_noise" else 0)
+             for name in batch[0].given}
+    prompt = given.pop("embeddings", [request.prompt for request in batch])
+    return decoder.decode(
+        np.stack([request.latent for request in batch]), prompt,
+        [request.sigma for request in batch], batch[0].size, options.steps,
+        [request.seed for request in batch], guidance=options.guidance,
+        negative_prompt=options.negative_prompt, tile=options.tile, overlap=options.overlap,
+        **given)
+
+
+def note_of(decoder: PixelDecoder, request: Request, options: argparse.Namespace
+            ) -> dict[str, Any]:
+    """What a picture's JSON says about how it was made."""
+    channels = decoder.objective.codec.channels
+    whole = decoder.output_size((*request.grid, channels))
+    settings = sampler_settings(decoder.objective, *whole, options.steps, options.guidance,
+                                options.negative_prompt)
+    return {"input": request.source, "prompt": request.prompt, "sigma": request.sigma,
+            "seed": request.seed, "latent_shape": [*request.grid, channels],
+            "latent_family": decoder.objective.codec.family, **settings.note(),
+            "tile": options.tile, "overlap": options.overlap, "lora_scale": options.lora_scale,
+            **decoder.checkpoint.note()}
+
+
+def tag(decoder: PixelDecoder, options: argparse.Namespace) -> str:
+    """Names checkpoint and sampler, as the reference's folders do."""
+    folder, sample = decoder.checkpoint.folder, decoder.objective.config.sample
+    run = folder.parents[1].name if len(folder.parents) > 1 else folder.name
+    guidance = sample.guidance if options.guidance is None else options.guidance
+    guidance = guidance if decoder.objective.guided else 1.0
+    steps = options.steps or sample.steps
+    weights = {"net": "reg"}.get(decoder.checkpoint.which, decoder.checkpoint.which)
+    return (f"{decoder.objective.codec.family}_{run}_{folder.name}_cfg{guidance:g}_steps{steps}_"
+            f"{weights}")
+
+
+def write_page(rows: Sequence[Row], tree: Tree) -> None:
+    """The page that compares every picture with what is known beside it."""
+    def slider(row: Row) -> tuple[str, str] | None:
+        other = next((name for name in (LQ, CODEC, TRUTH, UNTRAINED) if name in row.columns), None)
+        return other and (other, DRAWN)
+
+    shown = comparison_page.write(tree.out / PAGE, tree.tag, [
+        comparison_page.Comparison(row.title, row.prompt, row.columns, slider(row))
+        for row in rows])
+    command.show(f"{tree.out / PAGE}: {shown} of {len(rows)} pictures")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line; UserError for a wrong one."""
-    parser = drawing_command.make_parser("pid_jax.decode", __doc__)
+    parser = drawing_command.make_parser("pid_jax.decode", __doc__, out_required=False)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--input", nargs="+", type=Path, metavar="PATH",
-                        help="pictures, folders of pictures, or packed data sets")
+                        help="pictures, folders of pictures, manifests or packed data sets")
     source.add_argument("--latents", nargs="+", type=Path, metavar="FILE",
-                        help=".npy, .npz or .safetensors; see pid_jax.data.latent_files")
+                        help=".npy, .npz, .safetensors, fix-batch .pt or manifests; see "
+                        "pid_jax.data.latent_files")
+    parser.add_argument("--list", action=ListReleases, nargs=0,
+                        help="the released checkpoints and what they decode, then end")
+    parser.add_argument("--plan", action="store_true",
+                        help="say what memory and FLOPs this takes, load nothing, then end")
     parser.add_argument("--ground_truth", action="store_true",
                         help="reduce each input first, and compare the result with it")
     parser.add_argument("--codec", action="store_true",
@@ -202,11 +240,36 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
                         help="default: the input's own caption, or none")
     parser.add_argument("--layout", default="auto", choices=latent_files.LAYOUTS,
                         help="order of the axes of --latents")
+    parser.add_argument("--frame", choices=FRAMES,
+                        help="scale of noised --latents: flow, vp, or euler (SDXL's sampler); "
+                        "default: the file's, or the network's own")
+    parser.add_argument("--batch_size", type=command.count, default=1,
+                        help="pictures of one size drawn at once, over this process's devices")
+    parser.add_argument("--tile", type=command.count, metavar="PIXELS",
+                        help="draw by overlapping tiles of this side, to save memory")
+    parser.add_argument("--overlap", type=command.count, metavar="PIXELS",
+                        help="of tiles; default: 256, or a quarter of the tile")
+    parser.add_argument("--pit_chunks", type=command.count, metavar="N",
+                        help="parts into which the pixel blocks cut their tokens; default: config")
+    parser.add_argument("--tree", choices=decode_outputs.TREES, default="names",
+                        help="folders of the output: NAME/sigma_0.000.png, or the reference's")
     options = parser.parse_args(arguments)
-    if options.latents and (options.ground_truth or options.size):
-        raise UserError("--latents says the size itself and has no truth: leave out --size and "
-                        "--ground_truth")
+    if options.latents and options.ground_truth:
+        raise UserError("--latents have no truth to reduce: leave out --ground_truth")
+    if options.frame and not options.latents:
+        raise UserError("--frame belongs to --latents: pictures are noised as the network expects")
+    if not options.plan and options.out is None:
+        raise UserError("--out is missing: name a folder for the pictures")
     return options
+
+
+class ListReleases(argparse.Action):
+    """Prints the registry and ends."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        for line in releases.table():
+            command.show(line)
+        parser.exit()
 
 
 def parse_sigmas(text: str) -> tuple[float, ...]:
@@ -216,7 +279,7 @@ def parse_sigmas(text: str) -> tuple[float, ...]:
     except ValueError as error:
         raise argparse.ArgumentTypeError(
             f"{text!r} are no noise levels; write numbers such as 0,0.2") from error
-    if len({file_name(sigma) for sigma in sigmas}) < len(sigmas):
+    if len({f"{sigma:.3f}" for sigma in sigmas}) < len(sigmas):
         raise argparse.ArgumentTypeError(
             f"{text!r} holds noise levels that differ by less than 0.001, which have one file name")
     return sigmas

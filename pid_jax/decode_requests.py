@@ -1,16 +1,18 @@
-"""From what the decode command is given to latents: reading, cropping, padding, encoding."""
+"""From pictures that the decode command is given to requests: reading, cropping, padding."""
 
 import dataclasses
+import functools
+import hashlib
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 
 from pid_jax import images
-from pid_jax.data import latent_files
+from pid_jax.data import manifests
 from pid_jax.data.dataset import MANIFEST, Dataset
 from pid_jax.data.ingest.folder import folder_items
 from pid_jax.data.ingest.pack import Skip
@@ -21,93 +23,159 @@ from pid_jax.errors import UserError
 from pid_jax.inference import PixelDecoder
 from pid_jax.sampling_inputs import check_sigma
 
+CODEC, LQ = "codec_bicubic", "lq_bicubic"
 Size = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
+class Wishes:
+    """What the command line asks of every input; None: as the input says.
+
+    Attributes:
+      size: (height, width) to draw.
+      sigmas: noise levels, each drawn.
+      prompt, seed: of all inputs.
+      frame: scale of noised latents, see `pipeline_latents.reframe`.
+      layout: of latents, see `latent_layouts`.
+      ground_truth: pictures are large: reduce them, and keep them as truth.
+    """
+
+    size: Size | None = None
+    sigmas: tuple[float, ...] | None = None
+    prompt: str | None = None
+    seed: int = 0
+    frame: str | None = None
+    layout: str = "auto"
+    ground_truth: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Request:
-    """One picture to draw.
+    """One picture to draw. What is costly to make is made when it is first asked for.
 
     Attributes:
       name: relative path of its folder in the output, unique within a run of the command.
       source: what it comes from, for its JSON.
-      latent: float32 [h, w, C], noised to `sigma`.
       sigma: noise level in [0, 1].
-      prompt: caption.
+      prompt: caption; seed: of the noise.
       size: (height, width) wanted; what the latent covers beyond it, below and to the right, is
         padding.
-      baseline: float32 [H, W, 3], what plain enlarging gives, or None when it is not known;
-        `baseline_name` says of what.
+      grid: (rows, columns) of the latent.
+      content: digest of what determines the latent.
+      make_latent: gives it, float32 [h, w, C], noised to `sigma`.
+      small: float32 [h, w, 3], the picture that was encoded, or None when it is not known.
       truth: float32 [H, W, 3], or None when it is not known.
+      given: explicit `embeddings`, `noise` and `step_noise`, where the input has them.
     """
 
     name: str
     source: str
-    latent: np.ndarray
     sigma: float
     prompt: str
+    seed: int
     size: Size
-    baseline: np.ndarray | None
-    baseline_name: str
+    grid: Size
+    content: str
+    make_latent: Callable[[], np.ndarray]
+    small: np.ndarray | None = None
     truth: np.ndarray | None = None
+    given: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def latent(self) -> np.ndarray:
+        """float32 [h, w, C], noised to `sigma`."""
+        return self.make_latent()
+
+    def baselines(self, decoder: PixelDecoder, codec: bool) -> dict[str, np.ndarray]:
+        """What plain enlarging gives, float32 [H, W, 3] by name.
+
+        Args:
+          codec: also what the codec's own decoder makes of the latent, which stands alone where
+            the small picture is not known (there its weights may be missing).
+        """
+        found, (height, width) = {}, decoder.output_size((*self.grid, 0))
+        if codec or self.small is None:
+            enlarged = codec_picture(decoder.objective.codec, self.latent, (height, width))
+            if enlarged is None and codec:
+                raise UserError("--codec needs the weights of the codec's decoder, which are not "
+                                "there; leave it out")
+            found |= {CODEC: enlarged} if enlarged is not None else {}
+        if self.small is not None:
+            scale = decoder.objective.net.sr_scale
+            sides = tuple(side * scale for side in self.small.shape[:2])
+            found[LQ] = np.asarray(degrade.upsample(self.small[None], *sides))[0]
+        return {name: picture[:self.size[0], :self.size[1]] for name, picture in found.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """An input: its name, where it lies, float32 [H, W, 3] in [-1, 1], and its caption."""
+    """An input: its name, where it lies, float32 [H, W, 3] in [-1, 1], and its caption; from a
+    manifest also noise levels and seed."""
 
     name: str
     source: str
     pixels: np.ndarray
     caption: str
+    sigmas: tuple[float, ...] | None = None
+    seed: int | None = None
 
 
-def picture_requests(decoder: PixelDecoder, inputs: Sequence[Path], ground_truth: bool,
-                     size: Size | None, sigmas: Sequence[float] | None, prompt: str | None,
-                     seed: int, skipped: dict[str, str]) -> Iterator[Request]:
+def picture_requests(decoder: PixelDecoder, inputs: Sequence[Path], wishes: Wishes,
+                     skipped: dict[str, str]) -> Iterator[Request]:
     """Requests for pictures, every noise level of one after another.
 
     Args:
-      ground_truth: the inputs are large pictures: reduce them, and keep them as truth.
-      size: (height, width) to draw, from the centre of the input; None: all of it.
-      sigmas: noise levels; None: 0 alone.
-      prompt: for all; None: the caption that the input has, or "".
       skipped: gets name -> reason of unreadable pictures in folders and data sets.
     Raises:
       UserError: a named file cannot be read, or a size that does not fit.
     """
-    sigmas = check_sigma(sigmas or (0.0,))
-    if size is not None:
-        decoder.objective.check_picture(*size)
     unique = UniqueNames()
     for picture in read_pictures(inputs, skipped):
+        sigmas = check_sigma(wishes.sigmas or picture.sigmas or (0.0,))
+        seed = wishes.seed if picture.seed is None else picture.seed
         name = unique(picture.name)
-        small, truth = prepare(decoder, picture, ground_truth, size)
-        height, width = (side * decoder.objective.net.sr_scale for side in small.shape[:2])
-        baseline = np.asarray(degrade.upsample(small[None], height, width))[0]
+        small, size, truth = prepare(decoder, picture, wishes.ground_truth, wishes.size)
         padded = pad(small, small_multiple(decoder))
+        factor = decoder.objective.codec.spatial_factor
+        grid = padded.shape[0] // factor, padded.shape[1] // factor
+        decoder.objective.check_picture(*decoder.output_size((*grid, 0)))
         for sigma in sigmas:
-            yield Request(name, picture.source,
-                          np.asarray(decoder.encode(padded[None], sigma, seed))[0], sigma,
-                          picture.caption if prompt is None else prompt, (height, width), baseline,
-                          "lq_bicubic", truth)
+            yield Request(
+                name, picture.source, sigma,
+                picture.caption if wishes.prompt is None else wishes.prompt, seed, size, grid,
+                digest(padded), functools.partial(_encoded, decoder, padded, sigma, seed),
+                small, truth)
+
+
+def _encoded(decoder: PixelDecoder, padded: np.ndarray, sigma: float, seed: int) -> np.ndarray:
+    return np.asarray(decoder.encode(padded[None], sigma, seed))[0]
+
+
+def digest(*arrays: np.ndarray) -> str:
+    """A text that differs when any number does."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(f"{array.dtype}{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
 
 
 def prepare(decoder: PixelDecoder, picture: Picture, ground_truth: bool, size: Size | None
-            ) -> tuple[np.ndarray, np.ndarray | None]:
-    """The small picture that is encoded, and the truth if it is known."""
+            ) -> tuple[np.ndarray, Size, np.ndarray | None]:
+    """The small picture that is encoded, the size to draw, and the truth if it is known.
+
+    Sides that do not fit are padded with the last row and column, and the padding is cut off the
+    drawn picture.
+    """
     scale = decoder.objective.net.sr_scale
-    if not ground_truth:
-        if size is None:
-            return picture.pixels, None
-        return centre(picture, (size[0] // scale, size[1] // scale)), None
-    step = scale * small_multiple(decoder)
-    height, width = picture.pixels.shape[:2]
-    truth = centre(picture, size or (height // step * step, width // step * step))
-    if not truth.size:
-        raise UserError(f"{picture.source} is {height} x {width} pixels; --ground_truth needs at "
-                        f"least {step} x {step}")
-    return np.asarray(degrade.downsample(truth[None], scale))[0], truth
+    if ground_truth:
+        truth = picture.pixels if size is None else centre(picture, size)
+        padded = pad(truth, scale * small_multiple(decoder))
+        return np.asarray(degrade.downsample(padded[None], scale))[0], truth.shape[:2], truth
+    if size is None:
+        height, width = picture.pixels.shape[:2]
+        return picture.pixels, (height * scale, width * scale), None
+    return centre(picture, tuple(-(-side // scale) for side in size)), size, None
 
 
 def small_multiple(decoder: PixelDecoder) -> int:
@@ -133,14 +201,22 @@ def pad(small: np.ndarray, multiple: int) -> np.ndarray:
 
 
 def read_pictures(inputs: Sequence[Path], skipped: dict[str, str]) -> Iterator[Picture]:
-    """Every picture of files, folders and packed data sets, in order."""
+    """Every picture of files, folders, manifests (.jsonl) and packed data sets, in order."""
     for path in inputs:
         if (path / MANIFEST).is_file():
             yield from _read_dataset(path, skipped)
         elif path.is_dir():
             yield from _read_folder(path, skipped)
+        elif path.suffix == manifests.ENDING:
+            yield from _read_manifest(path)
         else:
             yield _read_file(path)
+
+
+def _read_manifest(path: Path) -> Iterator[Picture]:
+    for entry in manifests.read(path, "image"):
+        yield dataclasses.replace(_read_file(entry.path), name=entry.name, sigmas=entry.sigmas,
+                                  caption=entry.prompt or "", seed=entry.seed)
 
 
 def _read_file(path: Path) -> Picture:
@@ -185,28 +261,6 @@ def decode_pixels(data: bytes) -> np.ndarray:
 def first(captions: Mapping[str, str]) -> str:
     """The first caption, or "" when there is none."""
     return next(iter(captions.values()), "")
-
-
-def latent_requests(decoder: PixelDecoder, paths: Sequence[Path], layout: str,
-                    sigmas: Sequence[float] | None, prompt: str | None) -> Iterator[Request]:
-    """Requests for latent files; the given noise levels and prompt go before those in the files.
-
-    The noise levels say what the latents already hold: none is added here.
-    """
-    codec, unique = decoder.objective.codec, UniqueNames()
-    for path in paths:
-        file = latent_files.read(path, codec.channels, codec.family, layout)
-        size = decoder.output_size(file.latents.shape)
-        decoder.objective.check_picture(*size)
-        for number, latent in enumerate(decoder.check_latents(file.latents)):
-            baseline = codec_picture(codec, latent, size)
-            name = unique(path.stem if len(file.latents) == 1 else f"{path.stem}_{number:03d}")
-            caption = file.prompts[number] if file.prompts else ""
-            own = (0.0,) if file.sigma is None else (file.sigma[number],)
-            for sigma in check_sigma(sigmas or own):
-                yield Request(name, f"{path}[{number}]", latent, sigma,
-                              caption if prompt is None else prompt, size, baseline,
-                              "codec_bicubic")
 
 
 def codec_picture(codec: LatentCodec, latent: np.ndarray, size: Size) -> np.ndarray | None:

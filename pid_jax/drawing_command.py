@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import pid_jax
-from pid_jax import pictures
+from pid_jax import compilation_cache, pictures
 from pid_jax.data import command
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
@@ -20,12 +21,13 @@ from pid_jax.parallel import multihost
 GRID_ROWS = 16  # a sheet shows at most this many rows
 
 
-def make_parser(program: str, description: str) -> argparse.ArgumentParser:
+def make_parser(program: str, description: str, out_required: bool = True
+                ) -> argparse.ArgumentParser:
     """A parser with the flags of both commands."""
     parser = command.Parser(prog=f"python -m {program}", description=description)
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER",
                         help="a workdir (its newest checkpoint) or the folder of one step")
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER",
+    parser.add_argument("--out", type=Path, required=out_required, metavar="FOLDER",
                         help="where the pictures go; pictures of the same name are replaced")
     parser.add_argument("--which", default="ema", metavar="WEIGHTS",
                         help="ema (or another average by its name), net: the last weights, or "
@@ -46,6 +48,8 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
 def run(main: Callable[[Sequence[str]], None]) -> int:
     """Calls `main` with the command line's arguments, in one process or several."""
     def joined(arguments: Sequence[str]) -> None:
+        compilation_cache.enable()
+        warnings.showwarning = lambda message, *_, **__: command.warn(str(message))
         multihost.start()
         with multihost.leaving_alone():
             main(arguments)
@@ -87,12 +91,15 @@ def write_picture(path: Path, picture: np.ndarray, note: Mapping[str, Any]) -> N
     save_png(path, pixels)
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any], everywhere: bool = False) -> None:
     """Writes a JSON file that appears complete or not at all, once for all processes.
 
     Bytes of a prompt or path that are no UTF-8 are written as JSON's own escapes.
+
+    Args:
+      everywhere: each process that calls writes, for files of its own.
     """
-    if not multihost.is_writer():
+    if not (everywhere or multihost.is_writer()):
         return
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     with atomic_write(path) as file:

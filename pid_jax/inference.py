@@ -22,7 +22,7 @@ from pid_jax.loading import Checkpoint, Drawer, load_checkpoint
 from pid_jax.objectives.pid_teacher import PidTeacher
 from pid_jax.objectives.pixeldit_t2i import PixelDitT2I
 from pid_jax.parallel.mesh import replicated
-from pid_jax.sampling_inputs import (Text, check_finite, check_sigma, check_size, embeddings,
+from pid_jax.sampling_inputs import (SamplerSettings, Text, check_finite, check_sigma, check_size, embeddings,
                                      finished, given_noise, in_batches, noise_of_steps, padded,
                                      per_item, rows_of, sampler_settings, seeds, starting_noise)
 
@@ -112,6 +112,7 @@ class PixelDecoder(Drawer):
         size = whole if size is None else self.check_cut(size, whole)
         finished(np.zeros((0, 1, 1, 3), np.float32), size, dtype)
         parts = self.tiles(whole, tile, overlap)
+        self._note_range(*whole)
         settings = sampler_settings(self.objective, *whole, steps, guidance, negative_prompt)
         shape = (count, *whole, 3)
         inputs = (seeds(seed, count), given_noise(noise, shape, "noise"), latent,
@@ -128,6 +129,17 @@ class PixelDecoder(Drawer):
             return check_finite(pictures, "picture")[:kept]
 
         return finished(in_batches(draw, count, batch_size), size, dtype)
+
+    def lower(self, latent_shape: tuple[int, ...], settings: SamplerSettings,
+              parts: tiles.Tiles | None = None) -> jax.stages.Lowered:
+        """The program of `decode` for latents [B, h, w, C], ready to be compiled; nothing runs."""
+        count, whole = latent_shape[0], self.output_size(latent_shape)
+        text = self.objective.text_shape(count)
+        inputs = (np.zeros(count, np.uint32), None, np.zeros(latent_shape, np.float32),
+                  np.zeros(count, np.float32), np.zeros(text.shape, np.float32))
+        return self._decode.lower(
+            self.checkpoint.params, *self._placed(inputs)[0], settings.null_text, settings.table,
+            None, size=whole, scale=settings.guidance, parts=parts)
 
     def tiles(self, size: tuple[int, int], tile: int | None = None, overlap: int | None = None
               ) -> tiles.Tiles | None:
@@ -229,6 +241,7 @@ class PixelGenerator(Drawer):
         size = check_size(size or (self.objective.sample_size,) * 2)
         whole = padded(size, self.objective.net.patch_size)
         self.objective.check_picture(*whole)
+        self._note_range(*whole)
         finished(np.zeros((0, 1, 1, 3), np.float32), size, dtype)
         settings = sampler_settings(self.objective, *whole, steps, guidance, negative_prompt)
         count = 1 if isinstance(prompt, str) else len(prompt)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import warnings
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +20,7 @@ from pid_jax.objectives.base import Objective
 from pid_jax.parallel.mesh import AXES, batch_sharding, make_mesh, single_device
 from pid_jax.parallel.sharding import state_shardings
 from pid_jax.sampling_inputs import rows_of
+from pid_jax.trained_range import departure
 from pid_jax.training import checkpoint as checkpoint_lib
 from pid_jax.training.state import Params
 from pid_jax.training.weights import read_weights
@@ -218,6 +220,11 @@ class Drawer:
         self.checkpoint = None
         for function in self._compiled():
             function.clear_cache()
+
+    def _note_range(self, height: int, width: int) -> None:
+        """Warns about a picture size that the checkpoint was not trained on."""
+        if sentence := departure(self.objective.config, height, width):
+            warnings.warn(sentence, stacklevel=3)
 
     def _held(self) -> Any:
         """The arrays to free."""

@@ -127,7 +127,7 @@ def test_a_latent_file_draws_what_its_picture_draws(run, decoder, tmp_path):
     (["--input", "{}/a.png", "--steps", "0"], "at least 1"),
     (["--latents", "{}/wrong.npy"], "'dct' latents with 16 channels"),
     (["--latents", "{}/nan.npy"], "not finite"),
-    (["--latents", "{}/nan.npy", "--ground_truth"], "leave out --size and --ground_truth"),
+    (["--latents", "{}/nan.npy", "--ground_truth"], "leave out --ground_truth"),
     ([], "one of the arguments --input --latents is required"),
 ])
 def test_bad_input_is_one_sentence_and_writes_nothing(run, tmp_path, capsys, arguments, words):

@@ -107,12 +107,16 @@ def released(codec: str, **network) -> ConfigDict:
     config.noising.latent_dropout = 0.1
     config.checkpoint.every = 1000
     config.sample.steps = config.distill.steps
+    config.data.buckets = "multi"
+    config.data.image_size = 4096
     return config
 
 
 def released_v1(codec: str, **network) -> ConfigDict:
     """A released student of PiD v1 at 2048 pixels; arguments of `pid`."""
     config = released(codec, **V1 | network)
+    config.data.buckets = "single"
+    config.data.image_size = 2048
     config.flow.dynamic_shift = False
     return config
 

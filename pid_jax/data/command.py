@@ -66,6 +66,11 @@ def show(line: str) -> None:
     print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
+def warn(sentence: str) -> None:
+    """Prints `warning: ...` on stderr."""
+    print(f"warning: {sentence}".encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
+
+
 def _fail(sentence: str) -> int:
     print(f"error: {sentence}".encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
     return 2

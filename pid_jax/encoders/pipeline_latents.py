@@ -5,7 +5,6 @@ the middle of sampling: its noise level, and for SDXL another scale.
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pid_jax.encoders.autoencoder_codec import batch_normalisation
@@ -15,6 +14,7 @@ from pid_jax.models.spatial import channels_to_space, space_to_channels
 # Latent family -> cells of a token's side. A token covers 16 pixels in all of them.
 PACKED = {"flux": 2, "qwenimage": 2, "flux2": 1}
 TOKEN_PIXELS = 16
+FRAMES = ("flow", "vp", "euler")
 SMALLEST_RAE_TIME = 1 / 1000
 
 
@@ -45,14 +45,32 @@ def fold_flux2(raw: jax.Array, mean: jax.Array, var: jax.Array) -> jax.Array:
     return batch_normalisation(mean, var).apply(space_to_channels(raw, 2))
 
 
-def euler_to_vp(latent: jax.Array, sigma: float) -> tuple[jax.Array, float]:
-    """A latent x0 + sigma * noise, as SDXL's Euler sampler has it, scaled to unit variance.
+def reframe(latent: np.ndarray, sigma: float, frame: str, path: str) -> tuple[np.ndarray, float]:
+    """A noised latent a x0 + b noise in the scale of one kind of sampler, brought to another's.
 
+    Args:
+      latent: float32, any shape.
+      sigma: noise level as its sampler counts it: b.
+      frame: "flow" (a = 1 - b), "vp" (a = sqrt(1 - b^2)) or "euler" (a = 1, any b >= 0: SDXL's
+        Euler sampler).
+      path: what the network reads: "flow" or "vp".
     Returns:
-      latent / sqrt(sigma^2 + 1), and its noise level sigma / sqrt(sigma^2 + 1) in [0, 1).
+      The latent, divided by a + b (flow) or sqrt(a^2 + b^2) (vp), and its noise level, b by the
+      same.
+    Raises:
+      UserError: an unknown frame, or a noise level that it does not have.
     """
-    length = float(np.sqrt(np.float64(sigma) ** 2 + 1))
-    return latent / jnp.float32(length), float(sigma) / length
+    if frame not in FRAMES:
+        raise UserError(f"frame is {frame!r}; choose one of {', '.join(FRAMES)}")
+    if not 0 <= sigma <= (np.inf if frame == "euler" else 1) or not np.isfinite(sigma):
+        raise UserError(f"sigma {sigma} is no noise level of the frame {frame!r}; choose a number "
+                        f"{'of at least 0' if frame == 'euler' else 'from 0 (clean) to 1'}")
+    if frame == path:
+        return latent, float(sigma)
+    noise = np.float64(sigma)
+    clean = {"flow": 1 - noise, "vp": np.sqrt(1 - noise**2), "euler": 1.0}[frame]
+    length = float(clean + noise if path == "flow" else np.hypot(clean, noise))
+    return latent / np.float32(length), float(sigma) / length
 
 
 def rae_times(steps: int, shift: float) -> np.ndarray:

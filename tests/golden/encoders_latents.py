@@ -58,7 +58,8 @@ def check_layouts(case: Case) -> None:
 def check_frames(case: Case) -> None:
     meta, inputs = case.meta, case.inputs
     sigmas = inputs["sdxl_sigmas"][meta["sdxl_ks"]].astype(np.float64)
-    scaled = [pipeline_latents.euler_to_vp(inputs["sdxl_latent"][0], sigma) for sigma in sigmas]
+    scaled = [pipeline_latents.reframe(inputs["sdxl_latent"][0], sigma, "euler", "vp")
+              for sigma in sigmas]
     _close(case, np.stack([latent for latent, _ in scaled]), "sdxl_captured")
     _close(case, [sigma for _, sigma in scaled], "sdxl_captured_sigma")
     _close(case, np.stack([inputs["sd3_latent"][0]] * len(meta["sd3_ks"])), "sd3_captured")
