@@ -22,9 +22,10 @@ from pid_jax.loading import Checkpoint, Drawer, load_checkpoint
 from pid_jax.objectives.pid_teacher import PidTeacher
 from pid_jax.objectives.pixeldit_t2i import PixelDitT2I
 from pid_jax.parallel.mesh import replicated
-from pid_jax.sampling_inputs import (SamplerSettings, Text, check_finite, check_sigma, check_size, embeddings,
-                                     finished, given_noise, in_batches, noise_of_steps, padded,
-                                     per_item, rows_of, sampler_settings, seeds, starting_noise)
+from pid_jax.sampling_inputs import (SamplerSettings, Text, check_finite, check_interval,
+                                     check_sigma, check_size, embeddings, finished, given_noise,
+                                     in_batches, noise_of_steps, padded, per_item, rows_of,
+                                     sampler_settings, seeds, starting_noise)
 
 LATENT_NOISE = 1  # folded into an item's key, so that no noise is used twice
 VARIANCE_PRESERVING = ("sdxl",)  # families whose latents are noised so, whatever was trained on
@@ -205,7 +206,8 @@ class PixelGenerator(Drawer):
 
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
-        self._generate = jax.jit(self._draw, static_argnames=("size", "scale"),
+        fixed = ("size", "scale", "interval", "in_turn")
+        self._generate = jax.jit(self._draw, static_argnames=fixed,
                                  out_shardings=replicated(checkpoint.mesh))
 
     @classmethod
@@ -219,7 +221,8 @@ class PixelGenerator(Drawer):
     def generate(self, prompt: Text, size: tuple[int, int] | None = None,
                  steps: int | None = None, seed: int | Sequence[int] = 0, *,
                  guidance: float | None = None, negative_prompt: str | np.ndarray | None = None,
-                 dtype: str = "float32", batch_size: int | None = None,
+                 guidance_interval: tuple[float, float] = (0.0, 1.0), in_turn: bool = False,
+                 solver: str = "dpm++2m", dtype: str = "float32", batch_size: int | None = None,
                  noise: np.ndarray | None = None) -> np.ndarray:
         """Draws one picture per prompt.
 
@@ -229,6 +232,9 @@ class PixelGenerator(Drawer):
             no multiples of the patch size are drawn larger and cut, below and to the right.
           steps, guidance, negative_prompt: default to those of the run's samples.
           seed: one for all or one per prompt.
+          guidance_interval: times between which guidance acts; 1 is noise, 0 the picture.
+          in_turn: guidance by two smaller network calls, to save memory.
+          solver: "dpm++2m" or "ddim".
           dtype: "float32", pictures in [-1, 1], or "uint8".
           batch_size: at most so many pictures at a time; default: all.
           noise: starting noise float [B, H, W, 3] of the padded size, in the place of the seed's.
@@ -243,7 +249,9 @@ class PixelGenerator(Drawer):
         self.objective.check_picture(*whole)
         self._note_range(*whole)
         finished(np.zeros((0, 1, 1, 3), np.float32), size, dtype)
-        settings = sampler_settings(self.objective, *whole, steps, guidance, negative_prompt)
+        settings = sampler_settings(self.objective, *whole, steps, guidance, negative_prompt,
+                                    solver)
+        interval = check_interval(guidance_interval)
         count = 1 if isinstance(prompt, str) else len(prompt)
         inputs = (seeds(seed, count), given_noise(noise, (count, *whole, 3), "noise"),
                   embeddings(self.objective, prompt, count))
@@ -251,7 +259,8 @@ class PixelGenerator(Drawer):
         def draw(rows: slice) -> np.ndarray:
             placed, kept = self._placed(rows_of(inputs, rows))
             pictures = self._generate(self.checkpoint.params, *placed, settings.null_text,
-                                      settings.table, size=whole, scale=settings.guidance)
+                                      settings.table, size=whole, scale=settings.guidance,
+                                      interval=interval, in_turn=in_turn)
             return check_finite(pictures, "picture")[:kept]
 
         return finished(in_batches(draw, count, batch_size), size, dtype)
@@ -259,6 +268,7 @@ class PixelGenerator(Drawer):
     def _compiled(self) -> tuple[Any, ...]:
         return (self._generate,)
 
-    def _draw(self, params, seeds, noise, text, null_text, table, *, size, scale):
+    def _draw(self, params, seeds, noise, text, null_text, table, *, size, scale, interval,
+              in_turn):
         noise = starting_noise(seeds, size) if noise is None else noise
-        return self.objective.draw(params, noise, text, null_text, table, scale)
+        return self.objective.draw(params, noise, text, null_text, table, scale, interval, in_turn)

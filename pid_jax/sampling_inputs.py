@@ -16,6 +16,8 @@ T = TypeVar("T")
 Text = str | Sequence[str] | np.ndarray
 """One text, one for each picture, or caption embeddings float [B, T, E] made elsewhere."""
 DTYPES = ("float32", "uint8")
+SOLVERS = {"dpm++2m": 2, "ddim": 1}
+"""Name -> order of DPM-Solver++; the first one is the default."""
 STEP_NOISE = 2  # folded into an item's key, so that no noise is used twice
 
 
@@ -47,8 +49,13 @@ class SamplerSettings:
 
 def sampler_settings(objective: Objective, height: int, width: int, steps: int | None = None,
                      guidance: float | None = None,
-                     negative_prompt: str | np.ndarray | None = None) -> SamplerSettings:
-    """The given settings, with those of the run's samples in the place of None."""
+                     negative_prompt: str | np.ndarray | None = None,
+                     solver: str | None = None) -> SamplerSettings:
+    """The given settings, with those of the run's samples in the place of None.
+
+    Args:
+      solver: one of SOLVERS; None: the objective's own.
+    """
     options = objective.config.sample
     if not objective.guided:
         if guidance not in (None, 1):
@@ -61,7 +68,10 @@ def sampler_settings(objective: Objective, height: int, width: int, steps: int |
     steps = options.steps if steps is None else steps
     if isinstance(steps, bool) or steps != int(steps) or steps < 1:
         raise UserError(f"steps is {steps}; the sampler needs a whole number of at least 1")
-    table = objective.solver_table(height, width, int(steps))
+    if solver is not None and solver not in SOLVERS:
+        raise UserError(f"solver is {solver!r}; choose one of {', '.join(SOLVERS)}")
+    order = {} if solver is None else {"order": SOLVERS[solver]}
+    table = objective.solver_table(height, width, int(steps), **order)
     negative = options.negative_prompt if negative_prompt is None else negative_prompt
     words = negative if isinstance(negative, str) else "(an embedding)"
     return SamplerSettings(table, guidance, words, embeddings(objective, negative, 1))
@@ -160,6 +170,15 @@ def check_finite(pictures: jax.Array, what: str) -> np.ndarray:
         raise RunFailed(f"the network drew {wrong} values that are not finite (nan or inf); no "
                         f"{what} was written: try the weights of an earlier step, or float32")
     return pictures
+
+
+def check_interval(interval: Sequence[float]) -> tuple[float, float]:
+    """(low, high) of a guidance interval; UserError unless 0 <= low < high <= 1."""
+    low, high = interval
+    if not 0 <= low < high <= 1:
+        raise UserError(f"the guidance interval is {low} to {high}; expected 0 <= low < high <= 1, "
+                        "where 1 is noise")
+    return float(low), float(high)
 
 
 def padded(size: tuple[int, int], multiple: int) -> tuple[int, int]:

@@ -255,9 +255,10 @@ class Objective(abc.ABC):
         with jax.ensure_compile_time_eval():  # kept, so it must not belong to a trace
             return self.prompts([self.config.sample.negative_prompt])
 
-    def solver_table(self, height: int, width: int, steps: int) -> dpm_solver.DpmTable:
-        """The steps of DPM-Solver++ for pictures of this size."""
-        return dpm_solver.make_table(steps, self.shift(height, width), order=min(steps, 2))
+    def solver_table(self, height: int, width: int, steps: int,
+                     order: int = 2) -> dpm_solver.DpmTable:
+        """The steps of DPM-Solver++ for pictures of this size; order 1 is DDIM."""
+        return dpm_solver.make_table(steps, self.shift(height, width), order=min(steps, order))
 
     def prompts(self, captions: Sequence[str]) -> np.ndarray:
         """Caption embeddings float32 [B, T, E]."""

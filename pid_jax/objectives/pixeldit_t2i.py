@@ -7,6 +7,7 @@
 | `draw`                  | DPM-Solver++ 2M with classifier-free guidance    |
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -88,7 +89,8 @@ class PixelDitT2I(Objective):
         return self.net.apply({"params": params}, x, flow.network_time(t), text).x
 
     def draw(self, params: Params, noise: jax.Array, text: jax.Array, null_text: jax.Array,
-             table: dpm_solver.DpmTable, scale: float) -> jax.Array:
+             table: dpm_solver.DpmTable, scale: float,
+             interval: tuple[float, float] = (0.0, 1.0), in_turn: bool = False) -> jax.Array:
         """Draws pictures; one network call a step on [unconditional, conditional].
 
         Args:
@@ -97,11 +99,22 @@ class PixelDitT2I(Objective):
           null_text: embeddings of the negative prompt [1, T, E].
           table: the solver's steps, from `solver_table`.
           scale: guidance scale; 1 switches guidance off.
+          interval: guidance acts where low < t < high (1 is noise); outside, the unconditional
+            side is skipped.
+          in_turn: one call for each side, which halves the memory of the activations.
         Returns:
           float32 [B, H, W, 3], clipped to [-1, 1].
         """
-        predict = guidance.guided_by_one_call(
-            lambda x, t, condition: self.predict(params, x, t, condition), text, null_text, scale)
+        call = functools.partial(self.predict, params)
+        null_text = jnp.broadcast_to(null_text, (len(text), *null_text.shape[1:]))
+        if interval != (0.0, 1.0) and scale != 1:
+            scaled = guidance.guided_where_scaled(call, text, null_text)
+            predict = lambda x, t: scaled(x, t[0], guidance.scale_within(t[0], scale, interval))
+        elif in_turn:
+            predict = guidance.guided_by_two_calls(
+                functools.partial(call, text=text), functools.partial(call, text=null_text), scale)
+        else:
+            predict = guidance.guided_by_one_call(call, text, null_text, scale)
         pictures = dpm_solver.solve(predict, noise, table, self.config.flow.prediction_type)
         return jnp.clip(pictures, -1.0, 1.0)
 
