@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -127,6 +128,7 @@ def open_data(config: ConfigDict, objective: Objective, mesh: Mesh) -> pipeline.
     share = multihost.batch_share(mesh_lib.batch_sharding(mesh), config.data.batch_size)
     batches = pipeline.build_pipeline(seed=config.seed, process=share.index,
                                       processes=share.count, **config.data)
+    multihost.refuse_difference(json.dumps(batches.get_state()), "the data set")
     if batches.latents is not None:
         batches.latents.check(objective.latent_origin())
     return batches

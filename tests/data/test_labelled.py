@@ -1,3 +1,5 @@
+import io
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -7,6 +9,7 @@ from pid_jax.data.geometry import center_crop
 from pid_jax.data.ingest import __main__ as ingest
 from pid_jax.data.ingest import labelled
 from pid_jax.errors import UserError
+from tests.data.sets import encoded, picture
 
 
 def write(path, width=40, height=30):
@@ -53,3 +56,32 @@ def test_a_tfds_set_that_is_not_prepared(tmp_path):
 @pytest.mark.parametrize("native", [(40, 30), (300, 200), (9, 31), (16, 16)])
 def test_centre_crop_has_its_size(native):
     assert center_crop(Image.new("RGB", native), 16).size == (16, 16)
+
+
+def test_a_real_tfds_set(tmp_path):
+    """Prepared by TFDS itself, which needs no TensorFlow for array_record files."""
+    import tensorflow_datasets as tfds
+
+    class Ramps(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+        pkg_dir_path, url_infos = None, {}  # this file is no TFDS package
+
+        def _info(self):
+            return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict({
+                "image": tfds.features.Image(shape=(None, None, 3), encoding_format="png"),
+                "label": tfds.features.ClassLabel(num_classes=3)}))
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples()}
+
+        def _generate_examples(self):
+            for i in range(4):
+                yield i, {"image": io.BytesIO(encoded(picture(30, 20 + i))), "label": i % 3}
+
+    Ramps(data_dir=str(tmp_path / "tfds"), file_format="array_record").download_and_prepare()
+    ingest.main(["--tfds", "ramps", "--src", str(tmp_path / "tfds"), "--dst",
+                 str(tmp_path / "packed")])
+    found = {record.height: record for record in Dataset(tmp_path / "packed")}
+    assert {h: r.captions["label"] for h, r in found.items()} == {
+        20: "0", 21: "1", 22: "2", 23: "0"}
+    assert found[21].image == encoded(picture(30, 21))
