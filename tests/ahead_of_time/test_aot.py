@@ -69,7 +69,7 @@ def test_unknown_topologies_are_refused(name):
 # Arguments plus temporaries of the prototype in spec/jax.md, GiB per chip.
 FULL_SIZE = [("v5e:4x4", "1x4x4", 2048, 4, 3.4), ("v5e:4x4", "1x4x4", 4096, 4, 9.0),
              ("v5e:8x8", "1x8x8", 4096, 8, 4.4), ("v5p:2x2x4", "1x4x4", 4096, 4, 9.1),
-             ("v6e:8x8", "1x8x8", 4096, 8, 3.5)]
+             ("v6e:8x8", "1x8x8", 4096, 8, 3.4)]
 
 
 @needs_libtpu
