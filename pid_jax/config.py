@@ -309,6 +309,7 @@ def _sample() -> dict:
         "more_guidance": (),
         "more_sizes": (),
         "batches": (),  # files of pid_jax.fixed_batches (or folders), drawn on a sheet of their own
+        "lpips": "",  # weights of LPIPS (VGG16, .safetensors or .npz): a further score
         # Of pixeldit_c2i, where time runs from 0 (noise) to 1 (clean):
         "sampler": "flowdpm",  # Adams-Bashforth; or euler, heun, heun_exact
         "rule": "ode",  # euler: or sde_mean, sde, sde_preserve

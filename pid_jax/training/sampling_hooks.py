@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from pid_jax import pictures
 from pid_jax.diffusion import degrade
+from pid_jax.encoders import perceptual
 from pid_jax.errors import UserError
 from pid_jax.evaluation import history, reconstruction
 from pid_jax.evaluation.picture_scores import compare
@@ -30,6 +31,8 @@ FOLDER = "samples"
 SAMPLE_STREAM = 2**31 - 1  # a step that no run reaches
 BATCHES = "batches"  # the sheet of `sample.batches`
 SAMPLE, TRUTH, INDICES = "sample", "truth", "indices"
+
+Distance = Callable[[jax.Array, jax.Array], jax.Array]  # of pictures [B, H, W, 3], by picture
 
 
 class Sampler:
@@ -51,6 +54,7 @@ class Sampler:
         self._objective, self._options = objective, objective.config.sample
         seed = jax.random.key(objective.config.seed)
         self._key = jax.random.fold_in(seed, SAMPLE_STREAM)
+        self._lpips = load_lpips(self._options.lpips)
         self._inputs, self._counts = {}, {}
         sheets = {size: heldout.get(size) for size in sizes(objective)}
         if self._options.batches:
@@ -86,7 +90,7 @@ class Sampler:
         indices = columns.pop(INDICES, None)
         if not multihost.is_writer():
             return {}
-        scores = score(columns, self._objective.lq_scale)
+        scores = score(columns, self._objective.lq_scale, self._lpips)
         scores |= artefact_scores(columns[SAMPLE], self._objective.net.patch_size)
         path = self._folder / f"{self._name(step, weights, size)}.png"
         pictures.save_png(path, pictures.grid(list(columns.values())))
@@ -147,13 +151,20 @@ def whole_rows(inputs: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, np.nda
             for name, rows in inputs.items()}
 
 
-def score(columns: Mapping[str, np.ndarray], lq_scale: int | None = None) -> dict[str, float]:
+def load_lpips(path: str) -> Distance | None:
+    """LPIPS on VGG16 with weights from a file, jitted; None for an empty path."""
+    return jax.jit(perceptual.load_distance("lpips_vgg", path)) if path else None
+
+
+def score(columns: Mapping[str, np.ndarray], lq_scale: int | None = None,
+          lpips: Distance | None = None) -> dict[str, float]:
     """Mean PSNR (dB), SSIM and CIEDE2000 of every column against `truth`, where there is a truth.
 
     Args:
       columns: float [B, H, W, 3] in [-1, 1].
       lq_scale: then also the scores `lq_*` of the sample, reduced by it, against the low-quality
         pictures: what it makes of its input, whatever detail it adds.
+      lpips: then also `lpips_*` of every column.
     """
     if TRUTH not in columns:
         return {}
@@ -163,6 +174,8 @@ def score(columns: Mapping[str, np.ndarray], lq_scale: int | None = None) -> dic
         if name != TRUTH:
             scores |= {f"{metric}_{name}": value
                        for metric, value in compare(column, truth).items()}
+            if lpips is not None:
+                scores[f"lpips_{name}"] = float(np.mean(lpips(column, truth)))
     if lq_scale:
         small, reduced = (np.asarray(degrade.downsample(column, lq_scale))
                           for column in (truth, columns[SAMPLE]))

@@ -6,8 +6,10 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from pid_jax.config import base_config
+from pid_jax.errors import UserError
 from pid_jax.parallel.mesh import single_device
 from pid_jax.training import sampling_hooks
 from pid_jax.training.state import TrainState
@@ -51,6 +53,11 @@ def draw(tmp_path, **sample):
     return notes
 
 
+def test_missing_weights_of_lpips_are_an_error(tmp_path):
+    with pytest.raises(UserError, match="lost.safetensors"):
+        draw(tmp_path, lpips=str(tmp_path / "lost.safetensors"))
+
+
 def test_one_grid_by_default(tmp_path):
     notes = draw(tmp_path)
     assert list(notes) == ["step_0000007"] and notes["step_0000007"]["columns"] == ["sample"]
@@ -74,4 +81,7 @@ def test_scores_against_truth_and_low_quality():
     assert {f"{kind}{metric}_sample" for kind in ("", "lq_")
             for metric in ("psnr", "ssim", "de2000")} < set(scores)
     assert sampling_hooks.score({"sample": near}) == {}
+    mean = sampling_hooks.score({"sample": near, "truth": truth},
+                                lpips=lambda a, b: np.abs(a - b).mean((1, 2, 3)))
+    assert mean["lpips_sample"] == pytest.approx(np.abs(near - truth).mean())
     assert jax.tree.all(jax.tree.map(np.isfinite, scores))
