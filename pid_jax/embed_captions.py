@@ -10,7 +10,7 @@ each its `--process=I --processes=N`; started again, a process goes on after its
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import ml_dtypes
@@ -21,7 +21,6 @@ from safetensors.flax import save
 
 from pid_jax import command_line, encoders
 from pid_jax.config import check_config
-from pid_jax.data.records import Record
 from pid_jax.data.sources import open_data, source_table
 from pid_jax.encoders.protocols import TextEncoder
 from pid_jax.encoders.stored_text import DIGEST_BYTES, FORMAT, digest
@@ -76,20 +75,14 @@ def captions_of(config: ConfigDict) -> set[str]:
         raise UserError("config.data.path is not set: name the data set whose captions are meant")
     found = {"", config.sample.negative_prompt, *config.sample.prompts}
     for path, names in ((config.data.path, config.data.sources), (config.sample.heldout, ())):
-        data = open_data(path, names) if path else ()
-        fields = {f for s in source_table(data) for f in s.caption_fields or ()}
-        found.update(_captions_in(data, {*config.data.caption_fields, *fields}))
-    return found
-
-
-def _captions_in(dataset: Sequence[Record], fields: Iterable[str]) -> Iterator[str]:
-    for number in range(len(dataset)):
-        try:
-            record = dataset[number]
-        except UserError as error:  # training replaces such a picture by another
-            print(f"left out: {error}", file=sys.stderr, flush=True)
+        if not path:
             continue
-        yield from filter(None, map(record.captions.get, fields))
+        data = open_data(path, names)
+        fields = {f for s in source_table(data) for f in s.caption_fields or ()}
+        for captions in data.captions():
+            texts = map(captions.get, {*config.data.caption_fields, *fields})
+            found.update(filter(None, texts))
+    return found
 
 
 def share(captions: set[str], process: int, processes: int) -> list[str]:

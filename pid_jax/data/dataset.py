@@ -149,7 +149,7 @@ class DatasetWriter:
         target = self._folder / self._shard_name
         digest = _sync_and_hash(self._part_file)
         os.replace(self._part_file, target)
-        index_lib.save_index(index, index_path(target))
+        index_lib.save_index(index, self._rows.captions(), index_path(target))
         self._note(index)
         self._shards.append({"file": target.name, "records": len(index), "bytes": self._filled,
                              "sha256": digest})
@@ -226,6 +226,20 @@ class Dataset:
             raise CorruptRecord(f"record {position} of {self.shards.files[shard].name} (key "
                                 f"{self.index.key[i]!r}) is damaged: {error}") from error
         return record
+
+    def captions(self) -> Iterator[Mapping[str, str]]:
+        """The captions of every record, by name, without its picture; {} for unreadable ones."""
+        for file, start, shard in zip(self.shards.files, self._starts, self.manifest["shards"]):
+            stored = index_lib.load_captions(index_path(file))
+            yield from (self._read_captions(start, shard["records"]) if stored is None else stored)
+
+    def _read_captions(self, start: int, count: int) -> Iterator[Mapping[str, str]]:
+        """From the records themselves, of a data set whose index has none."""
+        for i in range(start, start + count):
+            try:
+                yield self[i].captions
+            except CorruptRecord:
+                yield {}
 
     @property
     def fingerprint(self) -> str:

@@ -2,11 +2,13 @@
 
 `shard-00000.index.npz` holds one row a record, in the order of the shard, so that a record's
 position is its row: key, source, width, height, bytes of the record, its checksum, the length of
-its longest caption and the number of its aspect ratio.
+its longest caption and the number of its aspect ratio. Beside them lie the captions, which planning
+leaves unread.
 """
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -112,10 +114,12 @@ class IndexBuilder:
 
     def __init__(self):
         self._rows: list[tuple] = []
+        self._captions: list[str] = []
 
     def add(self, record: Record, data: bytes) -> None:
         """A row for `record`, whose serialised bytes are `data`."""
         longest = max(map(len, record.captions.values()), default=0)
+        self._captions.append(json.dumps(dict(record.captions), ensure_ascii=False))
         self._rows.append((record.key, record.source, record.width, record.height, len(data),
                            checksum_of(data), longest))
 
@@ -127,13 +131,18 @@ class IndexBuilder:
         numbers = [np.array(c, t) for c, t in zip(columns[2:], _NUMBERS.values())]
         return Index(Texts.of(columns[0]), Texts.of(columns[1]), *numbers)
 
+    def captions(self) -> Texts:
+        """The captions of every row, each as a JSON object."""
+        return Texts.of(self._captions)
 
-def save_index(index: Index, path: Path) -> None:
-    """Writes an index as npz without pickled objects."""
+
+def save_index(index: Index, captions: Texts, path: Path) -> None:
+    """Writes an index, and the captions of its rows, as npz without pickled objects."""
     arrays = {name: getattr(index, name) for name in (*_NUMBERS, "bucket")}
     for name in _TEXTS:
         texts = getattr(index, name)
         arrays |= {name: texts.blob, f"{name}_ends": texts.ends}
+    arrays |= {"captions": captions.blob, "captions_ends": captions.ends}
     with atomic_write(path, "wb") as file:
         np.savez_compressed(file, **arrays)
 
@@ -154,6 +163,21 @@ def load_index(path: Path | BinaryIO) -> Index:
     if fault := _fault(index):
         raise UserError(f"the index {path} is damaged: {fault}; pack the data set again")
     return index
+
+
+def load_captions(path: Path) -> list[dict[str, str]] | None:
+    """The captions of every row, by name; None where an earlier version wrote the index.
+
+    Raises: UserError when the file is damaged.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if "captions" not in file:
+                return None
+            texts = Texts(file["captions"], file["captions_ends"])
+        return [json.loads(texts[i]) for i in range(len(texts))]
+    except Exception as error:  # as in `load_index`
+        raise UserError(f"the index {path} is damaged: {error}; pack the data set again") from error
 
 
 def _fault(index: Index) -> str | None:

@@ -68,7 +68,7 @@ def faults(dataset: Dataset) -> Iterator[str]:
     yield from _altered_files(dataset)
     sources, captions = collections.Counter(), collections.Counter()
     unreadable = 0
-    for i in range(len(dataset)):
+    for i, listed in enumerate(dataset.captions()):
         try:
             record = dataset[i]
             decode_record(record)
@@ -78,6 +78,8 @@ def faults(dataset: Dataset) -> Iterator[str]:
         else:
             sources[record.source] += 1
             captions.update(record.captions.keys())
+            if listed != record.captions:
+                yield f"{record.key}: its captions are not those that the index lists"
     if not unreadable:
         yield from _miscounts(dataset, sources, captions)
 

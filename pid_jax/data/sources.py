@@ -15,7 +15,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +161,11 @@ class Mixture:
         part = bisect.bisect_right(self.starts, i) - 1
         record = self._parts[part][i - self.starts[part]]
         return dataclasses.replace(record, source=self.sources[part].name)
+
+    def captions(self) -> Iterator[Mapping[str, str]]:
+        """As of `Dataset`."""
+        for part in self._parts:
+            yield from part.captions()
 
     @functools.cached_property
     def fingerprint(self) -> str:

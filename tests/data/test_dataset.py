@@ -37,6 +37,20 @@ def test_index_knows_every_record(packed):
     assert index.source[17] == "test"
 
 
+def test_captions_are_read_without_pictures(packed):
+    expected = [sets.record(i).captions for i in range(18)]
+    for shard in packed.shards.files[1:]:
+        shard.write_bytes(b"")
+    assert list(packed.captions()) == expected
+
+
+def test_captions_of_an_earlier_index_come_from_the_records(packed, monkeypatch):
+    sets.damage(packed.folder, "p003")
+    monkeypatch.setattr(index_lib, "load_captions", lambda path: None)
+    found = list(packed.captions())
+    assert found[3] == {} and found[4] == sets.record(4).captions and len(found) == 18
+
+
 def test_records_are_alone_in_their_groups(packed):
     shard = packed.shards.reader(0)
     assert "group_size:1," in shard.writer_options_string()
