@@ -16,11 +16,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 from safetensors.flax import save
 
-from pid_jax import command_line, encoders
-from pid_jax.config import check_config
+from pid_jax import command_line, embedding_command, encoders
 from pid_jax.data.sources import open_data, source_table
 from pid_jax.encoders.protocols import TextEncoder
 from pid_jax.encoders.stored_text import DIGEST_BYTES, FORMAT, digest
@@ -28,23 +27,12 @@ from pid_jax.encoders.weights import read_tensors
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
 
-CONFIG = config_flags.DEFINE_config_file("config", help_string="the config of the run")
-DST = flags.DEFINE_string("dst", None, "folder of the embeddings")
-PROCESS = flags.DEFINE_integer("process", 0, "number of this process")
-PROCESSES = flags.DEFINE_integer("processes", 1, "processes that share the captions")
-ROWS = flags.DEFINE_integer("rows", 512, "captions of a file")
+flags.adopt_module_key_flags(embedding_command)
 
 
 def main() -> None:
     """Embeds the share of this process."""
-    if CONFIG.value is None or DST.value is None:
-        raise UserError("--config or --dst is missing: name the run's config file and a folder")
-    if not 0 <= PROCESS.value < PROCESSES.value or ROWS.value < 1:
-        raise UserError(f"--process={PROCESS.value} of --processes={PROCESSES.value} with "
-                        f"--rows={ROWS.value}: expected 0 <= process < processes, and rows >= 1")
-    config = CONFIG.value
-    check_config(config)
-    embed(config, Path(DST.value), PROCESS.value, PROCESSES.value, ROWS.value)
+    embed(*embedding_command.parse())
 
 
 def embed(config: ConfigDict, folder: Path, process: int = 0, processes: int = 1,

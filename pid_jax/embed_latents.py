@@ -18,10 +18,9 @@ import jax
 import numpy as np
 from absl import flags
 from jax.sharding import Mesh
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
-from pid_jax import command_line, images, objectives
-from pid_jax.config import check_config
+from pid_jax import command_line, embedding_command, images, objectives
 from pid_jax.data import pipeline, stored_latents
 from pid_jax.data.buckets import Bucket
 from pid_jax.data.plan import Slot
@@ -30,12 +29,8 @@ from pid_jax.errors import UserError
 from pid_jax.objectives.program import CodecProgram
 from pid_jax.parallel.mesh import AXES, batch_sharding
 
-CONFIG = config_flags.DEFINE_config_file("config", help_string="the config of the run")
-DST = flags.DEFINE_string("dst", None, "folder of the latents")
-PROCESS = flags.DEFINE_integer("process", 0, "number of this process")
-PROCESSES = flags.DEFINE_integer("processes", 1, "processes that share the pictures")
-ROWS = flags.DEFINE_integer("rows", 512, "pictures of a file")
-BATCH = flags.DEFINE_integer("batch", 8, "pictures encoded at once")
+flags.adopt_module_key_flags(embedding_command)
+BATCH = flags.DEFINE_integer("batch", 8, "pictures encoded at once", lower_bound=1)
 DTYPE = flags.DEFINE_enum("dtype", "float32", list(stored_latents.DTYPES), "of what is stored")
 
 Encode = Callable[[np.ndarray], np.ndarray]
@@ -43,15 +38,7 @@ Encode = Callable[[np.ndarray], np.ndarray]
 
 def main() -> None:
     """Encodes the share of this process."""
-    if CONFIG.value is None or DST.value is None:
-        raise UserError("--config or --dst is missing: name the run's config file and a folder")
-    if (not 0 <= PROCESS.value < PROCESSES.value or ROWS.value < 1 or BATCH.value < 1):
-        raise UserError(f"--process={PROCESS.value} of --processes={PROCESSES.value} with "
-                        f"--rows={ROWS.value} --batch={BATCH.value}: expected 0 <= process < "
-                        "processes, rows >= 1 and batch >= 1")
-    check_config(CONFIG.value)
-    embed(CONFIG.value, Path(DST.value), PROCESS.value, PROCESSES.value, ROWS.value, BATCH.value,
-          DTYPE.value)
+    embed(*embedding_command.parse(), BATCH.value, DTYPE.value)
 
 
 def embed(config: ConfigDict, folder: Path, process: int = 0, processes: int = 1,
