@@ -26,10 +26,10 @@ def departure(config: ConfigDict, height: int, width: int) -> str | None:
     if inside:
         return None
     return (f"pictures of {width} x {height} (width x height) lie outside of what this checkpoint "
-            f"was trained on: {_span(areas[0], areas[-1], '.0f')} pixels squared, width / height "
-            f"{_span(ratios[0], ratios[-1], '.2f')}; expect artefacts")
+            f"was trained on: areas of {_span(areas[0], areas[-1], '.0f', '^2')} pixels, width / "
+            f"height {_span(ratios[0], ratios[-1], '.2f')}; expect artefacts")
 
 
-def _span(low: float, high: float, form: str) -> str:
-    ends = dict.fromkeys((f"{low:{form}}", f"{high:{form}}"))
+def _span(low: float, high: float, form: str, unit: str = "") -> str:
+    ends = dict.fromkeys((f"{low:{form}}{unit}", f"{high:{form}}{unit}"))
     return " to ".join(ends)

@@ -1,11 +1,14 @@
 import dataclasses
+import gc
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pid_jax import loading, objectives, sampling_inputs
+from configs.common import reference
+from pid_jax import images, loading, objectives, sampling_inputs, trained_range
+from pid_jax.diffusion import tiles
 from pid_jax.errors import RunFailed, UserError
 from pid_jax.inference import PixelDecoder, PixelGenerator
 from tests import drawing, tiny
@@ -120,6 +123,66 @@ def test_student_draws_without_guidance_and_each_item_by_its_own_seed(student):
     assert settings.note() == {"steps": 2, "guidance": 1.0, "negative_prompt": ""}
     with pytest.raises(UserError, match="guidance is 3.0, but this checkpoint is a distilled"):
         student.decode(latents(1), guidance=3.0)
+
+
+def test_one_tile_is_the_whole_and_several_come_near(student, monkeypatch):
+    """One LQ projection and one table of positions: the tone stays, and no seam stands out."""
+    latent = latents(1)
+    whole = student.decode(latent, "a", 0.2, seed=4)
+    one = tiles.Tiles((4, 6), (4, 6), (0,), (0,))
+    by_tiles = student.decode(latent, "a", 0.2, seed=4, tile=32, overlap=16)
+    monkeypatch.setattr(student, "tiles", lambda *_: one)
+    np.testing.assert_allclose(student.decode(latent, "a", 0.2, seed=4), whole, atol=1e-6)
+    change = by_tiles - whole
+    assert 1e-4 < np.abs(change).max() < 0.2 * whole.std() * 3
+    assert np.abs(change.mean((0, 1, 2))).max() < 0.005
+    steps = np.abs(np.diff(change, axis=2)).mean((0, 1, 3))
+    borders = [15, 31]  # tiles begin at column 16 and end at 32
+    assert steps[borders].mean() < 2 * np.delete(steps, borders).mean() + 1e-4
+
+
+def test_tiles_of_the_picture_or_larger_are_the_whole(student):
+    assert student.tiles((32, 48), tile=48) is None
+    with pytest.raises(UserError, match="overlap belongs to tiles"):
+        student.tiles((32, 48), overlap=8)
+
+
+def test_sizes_types_batches_and_noise(student):
+    batch = latents(3)
+    whole = student.decode(batch, ["a", "b", "c"], seed=[1, 2, 3])
+    cut = student.decode(batch, ["a", "b", "c"], size=(29, 41), seed=[1, 2, 3], dtype="uint8",
+                         batch_size=2)
+    assert cut.shape == (3, 29, 41, 3) and cut.dtype == np.uint8
+    assert np.abs(cut.astype(int) - images.to_uint8(whole[:, :29, :41]).astype(int)).max() <= 1
+    for options, words in (({"size": (33, 48)}, "at most"), ({"dtype": "int8"}, "dtype is 'int8'"),
+                           ({"noise": np.zeros((1, 2, 2, 3))}, "noise has shape"),
+                           ({"prompt": np.zeros((3, 4, 17))}, "caption embeddings of shape"),
+                           ({"batch_size": 0}, "batch_size is 0")):
+        with pytest.raises(UserError, match=words):
+            student.decode(batch, **options)
+
+
+def test_closing_gives_the_memory_back(pid_checkpoint):
+    def held() -> int:
+        gc.collect()
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    first = held()
+    for _ in range(2):
+        with PixelDecoder.from_checkpoint(pid_checkpoint) as decoder:
+            decoder.decode(latents(1)[:, :, :2], guidance=1.0, steps=1)
+            assert held() > first + 10_000
+        assert held() <= first
+    decoder.close()
+    with pytest.raises(UserError, match="was closed"):
+        decoder.decode(latents(1))
+
+
+def test_sizes_outside_of_the_trained_range_are_named():
+    config = reference.released_v1_up_to_4k("sdxl", lq_latent_channels=4)
+    assert trained_range.departure(config, 3072, 4096) is None
+    assert "2048^2 to 4096^2 pixels" in trained_range.departure(config, 1024, 1024)
+    assert "0.56 to 1.79" in trained_range.departure(config, 8192, 1024)
 
 
 def test_adapters_are_folded_by_their_scale(tmp_path):
