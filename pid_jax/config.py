@@ -49,7 +49,8 @@ AT_LEAST = {
         "ditok.perceptual_weight")}
 POSITIVE = ("lora.alpha", "optim.eps", "optim.clip_norm", "optim.skip_grad_norm_threshold",
             "flow.shift", "flow.dynamic_base_shift", "align.eps", "sample.shift",
-            "sample.last_step", "jit.t_eps", "jit.noise_scale", "mesh.patience")
+            "sample.last_step", "jit.t_eps", "jit.noise_scale", "mesh.patience",
+            "checkpoint.grace")
 UNIT = ("data.caption_dropout", "noising.latent_dropout", "noising.apply_prob",
         "noising.clean_latent_ratio", "flow.sigma_min", "sample.sigma", "sample.last_step",
         "ema.decay", "distill.first_time", "distill.time_min", "distill.time_max",
@@ -194,6 +195,7 @@ def _checkpoint() -> dict:
         "keep": 3,  # newest ones
         "keep_every": 0,  # and all whose step this divides
         "best": "",  # and the best by a score of the samples of its step, such as "psnr_sample"
+        "grace": 300.0,  # seconds from SIGTERM after which the process ends, saved or not
     }
 
 

@@ -13,6 +13,10 @@ class UserError(ValueError):
     exit_code = 2
 
 
+class DamagedCheckpoint(UserError):
+    """A checkpoint whose files are not what was written; a run goes back to the one before."""
+
+
 class RunFailed(RuntimeError):
     """A run that started and cannot go on: a loss that is not finite, a save that failed.
 
@@ -26,6 +30,15 @@ class RunInterrupted(RunFailed):
     """SIGTERM or SIGINT: the state was saved first. Exit status 143, as a shell reports SIGTERM."""
 
     exit_code = 143
+
+
+class PeerLost(RunFailed):
+    """Another process of the run died or does not come: the same command goes on.
+
+    Exit status 75 ("try again"), which launchers answer by starting all processes again.
+    """
+
+    exit_code = 75
 
 
 def out_of_memory(error: BaseException) -> str | None:

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from pid_jax.config import check_config, to_json
 from pid_jax.data import pipeline
 from pid_jax.data.buckets import build_layout
 from pid_jax.data.sources import open_data as open_data_set
-from pid_jax.errors import RunInterrupted, UserError
+from pid_jax.errors import PeerLost, RunFailed, RunInterrupted, UserError
 from pid_jax.objectives.base import Objective
 from pid_jax.objectives.program import CodecProgram
 from pid_jax.parallel import mesh as mesh_lib
 from pid_jax.parallel import multihost, sequence
 from pid_jax.parallel.patience import Patience, patience
 from pid_jax.training import metrics as metrics_lib
+from pid_jax.training import performance as performance_lib
 from pid_jax.training import restore, run_record, sampling_hooks
 from pid_jax.training import workdir as workdir_lib
 from pid_jax.training.checkpoint import Checkpointer
@@ -46,7 +47,8 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
       The final state.
     Raises:
       UserError: bad input, found before anything compiles wherever that is possible.
-      RunFailed: the loss is not finite, or a checkpoint could not be written.
+      RunFailed: the loss is not finite, or a file could not be written.
+      PeerLost: another process of the run died.
       RunInterrupted: a signal came; the state was saved.
     """
     check_config(config)
@@ -81,6 +83,7 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
             workdir_lib.write_config(folder, config)
 
         # Steps.
+        stack.enter_context(explained(checkpointer, waiting))
         writer = open_writer(folder, step, config.log)
         stack.callback(writer.close)
         loop = Loop(
@@ -90,7 +93,8 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
             progress=metrics_lib.Progress(step, config.total_steps, config.data.batch_size,
                                           flops.mesh_peak(mesh)),
             profiler=stack.enter_context(Profiler(folder, config.log.profile)),
-            interruption=stack.enter_context(catch_signals()), waiting=waiting)
+            interruption=stack.enter_context(catch_signals(config.checkpoint.grace)),
+            waiting=waiting)
         state = loop.run(state)
 
         # What is left when it is done.
@@ -100,6 +104,23 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
             logger.info("done: %d steps; curves in %s", int(state.step), metrics_lib.plot(folder))
         multihost.barrier("end of the run")
     return state
+
+
+@contextlib.contextmanager
+def explained(checkpointer: Checkpointer, waiting: Patience) -> Iterator[None]:
+    """Storage that fails and processes that die, as a sentence with the last good step."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFailed(f"{error.strerror or error}: {error.filename or waiting.doing}; "
+                        f"{checkpointer.last_good()}; make room or bring the storage back, and run "
+                        "the same command again") from error
+    except jax.errors.JaxRuntimeError as error:
+        if not multihost.lost_peer(error):
+            raise
+        raise PeerLost(f"process {jax.process_index()} of {jax.process_count()} lost another "
+                       f"process at {waiting.doing} ({' '.join(str(error).split())[:200]}); "
+                       f"{checkpointer.last_good()}") from error
 
 
 def make_retention(options: ConfigDict) -> Retention:
@@ -183,6 +204,12 @@ class Loop:
     latest: dict[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     work: dict[tuple, float] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self):
+        """What follows from the parts."""
+        self.vote = multihost.Vote(self.mesh)
+        self.performance = performance_lib.Performance(
+            self.config.data.batch_size, self.mesh.size, self.progress.peak)
+
     def run(self, state: TrainState) -> TrainState:
         """Runs to `total_steps`."""
         first, total = int(state.step), self.config.total_steps
@@ -196,7 +223,7 @@ class Loop:
                 self.note_compilation(state)
             if self.due(step, self.config.sample.every):
                 self.sample(state)
-            stopping = self.stopping(step)
+            stopping = self.stopping()
             if self.due(step, self.config.checkpoint.every) or stopping:
                 self.save(state)
             if stopping and step < total:
@@ -208,26 +235,34 @@ class Loop:
         """Whether something that happens every so many steps, and at the end, is due."""
         return step % every == 0 or step == self.config.total_steps
 
-    def stopping(self, step: int) -> bool:
-        """Whether a signal came, to this process or (asked every `log.every` steps) another."""
-        if jax.process_count() == 1:
-            return bool(self.interruption)
-        return self.due(step, self.config.log.every) and multihost.in_any(bool(self.interruption))
+    def stopping(self) -> bool:
+        """Whether a signal came, to this process or, a step ago, to another; all stop together."""
+        return self.vote.ask(bool(self.interruption))
 
     def one_step(self, update: StepFunction, state: TrainState, step: int,
                  phase: str) -> TrainState:
         """One update; reads the metrics of the one before."""
+        began = time.monotonic()
+        batch, wait = self.next_batch(step)
         self.waiting.note(f"step {step}")
-        start = time.monotonic()
-        batch = next(self.batches)
-        self.progress.add_wait(time.monotonic() - start)
         arrays = mesh_lib.shard_batch(self.objective.prepare(batch), self.mesh,
                                       self.config.data.batch_size)
         state, values = update(state, arrays)
         self.count_work(arrays, phase)
         self.read_metrics()
+        self.performance.add(time.monotonic() - began, wait)
         self.unread = Report(step, phase, values, metrics_lib.digest(batch["key"]))
         return state
+
+    def next_batch(self, step: int) -> tuple[Mapping[str, Any], float]:
+        """The batch and the seconds it took; a reader that keeps the step waiting is named."""
+        self.waiting.note(f"the batch of step {step}")
+        batch, wait = performance_lib.timed(lambda: next(self.batches))
+        self.progress.add_wait(wait)
+        if wait > performance_lib.SLOW_SECONDS:
+            logger.warning("step %d waited %.1f s for the batch of %s, which begins with %r", step,
+                           wait, self.batches.reader, batch["key"][0])
+        return batch, wait
 
     def note_compilation(self, state: TrainState) -> None:
         """Says how long the first step took and leaves it out of the speed."""
@@ -237,12 +272,14 @@ class Loop:
 
     def count_work(self, arrays: Mapping[str, jax.Array], phase: str) -> None:
         """Adds the FLOPs of a step to the progress; counted once a phase and picture size."""
+        self.flops = 0.0
         if self.progress.peak is None:
             return
         kind = phase, arrays["image"].shape
         if kind not in self.work:
             self.work[kind] = self.objective.step_flops(arrays, phase).total
-        self.progress.add_work(self.work[kind])
+        self.flops = self.work[kind]
+        self.progress.add_work(self.flops)
 
     def read_metrics(self) -> None:
         """Writes the metrics that are outstanding; stops the run when the loss is not finite."""
@@ -258,7 +295,10 @@ class Loop:
             logger.warning("step %d: gradient norm %s, the update is skipped", report.step,
                            values["grad_norm"])
         if self.due(report.step, self.config.log.every):
-            logger.info(self.progress.line(report.step, self.latest))
+            times = self.performance.report(self.flops)
+            self.writer.performance(report.step, times)
+            logger.info(self.progress.line(report.step, self.latest) +
+                        performance_lib.remark(times))
 
     def sample(self, state: TrainState) -> None:
         """Draws the sample grid; its time does not count as training."""

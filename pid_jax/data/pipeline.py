@@ -139,6 +139,15 @@ class Batches(Iterator[dict]):
                                    self.latents)
         self.origin = picture_origin(dataset, layout, options)
         self._iterator: grain.DatasetIterator | None = None
+        self._first_step = 0
+
+    @property
+    def reader(self) -> str:
+        """Who read the last batch: workers take turns."""
+        if not self.options.workers:
+            return f"the {self.options.threads} data threads"
+        worker = (self.step - 1 - self._first_step) % self.options.workers
+        return f"data worker {worker} of {self.options.workers}"
 
     @property
     def steps_per_epoch(self) -> int:
@@ -155,7 +164,7 @@ class Batches(Iterator[dict]):
 
     def __next__(self) -> dict[str, Any]:
         if self._iterator is None:
-            self._iterator = iter(self._grain_dataset())
+            self._iterator, self._first_step = iter(self._grain_dataset()), self.step
         batch = next(self._iterator)
         self._note_skipped(batch.pop("skipped"))
         self.step += 1

@@ -6,11 +6,13 @@ A single process needs none of this: `start` does nothing there and the rest is 
 import contextlib
 import hashlib
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
@@ -23,6 +25,7 @@ COORDINATOR, PROCESSES, PROCESS = "PID_JAX_COORDINATOR", "PID_JAX_PROCESSES", "P
 CLUSTER_SIZES = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 CLUSTER_HOSTS = "TPU_WORKER_HOSTNAMES"
 START_SECONDS = 300
+HEARTBEAT_SECONDS = 30  # of silence after which jax takes a process for dead and ends the others
 LEAVE_SECONDS = 30  # that a process which ends waits for the others to end as well
 
 
@@ -56,6 +59,7 @@ def _initialise(**options: Any) -> None:
     # jax's own service for preemption swallows SIGTERM; `training.interruption` does its work.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(initialization_timeout=START_SECONDS,
+                               heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
                                shutdown_timeout_seconds=LEAVE_SECONDS, **options)
 
 
@@ -115,9 +119,69 @@ def barrier(name: str) -> None:
     multihost_utils.sync_global_devices(name)
 
 
+def lost_peer(error: BaseException) -> bool:
+    """Whether an exception of a collective says that another process is gone."""
+    return jax.process_count() > 1 and re.search(
+        "UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|[Gg]loo|NCCL|Connection (closed|reset)|heartbeat|"
+        "[Bb]arrier", str(error)) is not None
+
+
+class Vote:
+    """Whether any process has raised its flag, told to all at the same step, without waiting.
+
+    The answer is to the question before: a tiny reduction runs behind each step on the devices.
+    """
+
+    def __init__(self, mesh: Mesh):
+        """Nothing has been asked; a single process needs no devices for it."""
+        self._alone = jax.process_count() == 1
+        flat = Mesh(mesh.devices.reshape(-1), ("all",))
+        self._places = NamedSharding(flat, jax.sharding.PartitionSpec("all"))
+        self._any = jax.jit(jnp.any, out_shardings=NamedSharding(
+            flat, jax.sharding.PartitionSpec()))
+        self._asked: jax.Array | None = None
+
+    def ask(self, flag: bool) -> bool:
+        """Gives this process's flag, in every process at every step.
+
+        Returns:
+          Alone: the flag. Else whether any had been raised when this was asked before.
+        """
+        if self._alone:
+            return flag
+        before, size = self._asked, self._places.mesh.size
+        self._asked = self._any(jax.make_array_from_callback(
+            (size,), self._places, lambda _: np.array([flag])))
+        return before is not None and bool(before)
+
+
+def gather(values: Mapping[str, float]) -> dict[str, list[float]]:
+    """Every process's values, in the order of the processes; all of them must ask."""
+    mine = np.array(list(values.values()), np.float64)
+    if jax.process_count() == 1:
+        return {name: [float(value)] for name, value in values.items()}
+    # float32 is what devices carry here: seconds and bytes need no more.
+    table = np.asarray(multihost_utils.process_allgather(mine.astype(np.float32)))
+    return {name: [float(value) for value in column] for name, column in zip(values, table.T)}
+
+
 def in_any(flag: bool) -> bool:
     """Whether `flag` is true in any process; all of them must ask."""
     return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
+
+
+@contextlib.contextmanager
+def together(kind: type[UserError]) -> Iterator[None]:
+    """Makes an error of this kind in one process an error in all of them; all must come here."""
+    error = None
+    try:
+        yield
+    except kind as found:
+        error = found
+    if jax.process_count() > 1 and in_any(error is not None) and error is None:
+        raise kind("another process of this run met an error, which its log names")
+    if error is not None:
+        raise error
 
 
 def refuse_difference(text: str, what: str) -> None:

@@ -5,7 +5,7 @@
     optimizer/         the optimizer's state by path
     data/              state of the data iterator (JSON)
     config/  card/     resolved config and model card (JSON), which says where frozen networks
-                       are: their weights are not written
+                       are: their weights are not written; and the checksums of all of it
 
 Arrays are written in the background; a step's folder appears under its name when it is complete.
 """
@@ -14,7 +14,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,11 @@ from ml_collections import ConfigDict
 
 import pid_jax
 from pid_jax import config as config_lib
-from pid_jax.errors import RunFailed, UserError
+from pid_jax.errors import DamagedCheckpoint, PeerLost, RunFailed, UserError, out_of_memory
 from pid_jax.parallel import multihost
 from pid_jax.parallel.sharding import path_name, state_shardings
+from pid_jax.training import checksums
+from pid_jax.training.checksums import damaged, flat
 from pid_jax.training.retention import Retention
 from pid_jax.training.state import Params, TrainState
 
@@ -66,12 +68,34 @@ class Checkpointer:
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False))
         self._manager = ocp.CheckpointManager(self.folder, options=options)
         self._pending: tuple[int, float] | None = None
+        self._complete = self._manager.latest_step()
         self.frozen_sources: dict[str, dict] = {}
         self.retention.load(self.folder.parent, self._manager.all_steps())
 
     def latest_step(self) -> int | None:
         """The newest complete checkpoint, or None."""
         return self._manager.latest_step()
+
+    def steps(self) -> list[int]:
+        """The complete checkpoints, ascending."""
+        return sorted(self._manager.all_steps())
+
+    def set_aside(self, steps: Sequence[int]) -> None:
+        """Renames damaged checkpoints, so that nothing is lost and their steps can be saved anew.
+
+        Every process of a run must call it.
+        """
+        if not steps:
+            return
+        if multihost.is_writer():
+            for step in steps:
+                place = self.folder / f"damaged-{step}-{time.strftime('%Y%m%dT%H%M%S')}"
+                (self.folder / str(step)).rename(place)
+                logger.error("the damaged checkpoint of step %d is kept as %s", step, place)
+        if jax.process_count() > 1:
+            multihost.barrier("damaged checkpoints are set aside")
+        self._manager.reload()
+        self._complete = self._manager.latest_step()
 
     def save(self, state: TrainState, data_state: dict, config: ConfigDict,
              scores: Mapping[str, float] | None = None) -> None:
@@ -115,7 +139,7 @@ class Checkpointer:
         except Exception as error:
             raise self._failure(error) from error
         step, started = self._pending
-        self._pending = None
+        self._pending, self._complete = None, step
         logger.info("saved the checkpoint of step %d in %.1f s", step, time.monotonic() - started)
 
     def close(self) -> None:
@@ -130,8 +154,15 @@ class Checkpointer:
         step, _ = self._pending
         self._pending = None
         reason = " ".join(str(error).split())[:300]
-        return RunFailed(f"the checkpoint of step {step} could not be written to {self.folder}: "
-                         f"{reason}; the newest complete one is {self.latest_step()}")
+        kind = PeerLost if multihost.lost_peer(error) else RunFailed
+        return kind(f"the checkpoint of step {step} could not be written to {self.folder}: "
+                         f"{reason}; {self.last_good()}")
+
+    def last_good(self) -> str:
+        """The end of a sentence about a run that stops."""
+        if self._complete is None:
+            return "there is no complete checkpoint"
+        return f"the newest complete checkpoint is of step {self._complete}"
 
 
 def _save_args(state: TrainState, data_state: dict, config: ConfigDict,
@@ -139,8 +170,9 @@ def _save_args(state: TrainState, data_state: dict, config: ConfigDict,
     if clash := set(state.ema) & {*RESERVED, *state.companions}:
         raise UserError(f"an average cannot be called {', '.join(sorted(clash))}")
     arrays = array_items(state)
-    texts = {DATA: data_state, CONFIG: json.loads(config_lib.to_json(config)),
-             CARD: model_card(config, state) | {"frozen": frozen_sources}}
+    texts = {DATA: data_state, CONFIG: json.loads(config_lib.to_json(config))}
+    card = model_card(config, state) | {"frozen": frozen_sources}
+    texts[CARD] = checksums.sealed(card, arrays, texts)
     return ocp.args.Composite(
         **{name: ocp.args.StandardSave(tree) for name, tree in arrays.items()},
         **{name: ocp.args.JsonSave(text) for name, text in texts.items()})
@@ -168,11 +200,6 @@ def model_card(config: ConfigDict, state: TrainState) -> dict:
     }
 
 
-def flat(tree: Any) -> dict[str, Any]:
-    """The leaves of any tree by their path `a/b/0/c`."""
-    return {path_name(p): leaf for p, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
-
-
 def nested(leaves: dict[str, Any]) -> dict:
     """Leaves by path -> nested dicts, free of the classes that the tree was made of."""
     return traverse_util.unflatten_dict(leaves, sep="/")
@@ -197,9 +224,15 @@ def restore_state(step_folder: Path, abstract: TrainState) -> tuple[TrainState, 
       UserError: the checkpoint holds another tree; the first differences are named.
     """
     wanted = array_items(abstract)
-    for name, tree in wanted.items():
-        refuse_differences(step_folder, name, tree)
-    found = {name: restore_tree(step_folder, name, tree) for name, tree in wanted.items()}
+    with multihost.together(DamagedCheckpoint):
+        card = read_json(step_folder, CARD)
+        refuse_lost_items(step_folder, card)
+        for name, tree in wanted.items():
+            refuse_differences(step_folder, name, tree)
+        found = {name: read_tree(step_folder, name, tree) for name, tree in wanted.items()}
+        data_state = read_json(step_folder, DATA, card)
+    for name, tree in found.items():
+        checksums.refuse_damaged_arrays(step_folder, card, name, tree)
     step = jax.device_put(jax.numpy.asarray(int(step_folder.name), abstract.step.dtype),
                           abstract.step.sharding)
     state = TrainState(
@@ -207,11 +240,32 @@ def restore_state(step_folder: Path, abstract: TrainState) -> tuple[TrainState, 
         opt_state=like(abstract.opt_state, flat(found[OPTIMIZER])),
         ema={name: found[name] for name in abstract.ema},
         companions={name: found[name] for name in abstract.companions})
-    return state, read_json(step_folder, DATA)
+    return state, data_state
+
+
+def refuse_lost_items(step_folder: Path, card: dict) -> None:
+    """Raises DamagedCheckpoint when an item that the card lists is gone."""
+    sums = card.get(checksums.KEY, {})
+    lost = [name for kind in ("arrays", "texts") for name in sums.get(kind, ())
+            if not (step_folder / name).is_dir()]
+    if lost:
+        raise damaged(step_folder, f"{', '.join(lost)} {'is' if len(lost) == 1 else 'are'} gone")
 
 
 def restore_tree(step_folder: Path, name: str, abstract: Any) -> Any:
-    """Reads one item (`params`, or an average such as `ema`) with the shardings of `abstract`."""
+    """Reads one item (`params`, or an average such as `ema`) with the shardings of `abstract`.
+
+    Raises:
+      DamagedCheckpoint: it is not what was written.
+    """
+    card = read_json(step_folder, CARD)
+    tree = read_tree(step_folder, name, abstract)
+    checksums.refuse_damaged_arrays(step_folder, card, name, tree)
+    return tree
+
+
+def read_tree(step_folder: Path, name: str, abstract: Any) -> Any:
+    """The same without looking at checksums; processes need not come together."""
     handler = ocp.StandardCheckpointHandler()
     with _damage(step_folder, name):
         return handler.restore(step_folder / name, args=ocp.args.StandardRestore(abstract))
@@ -219,13 +273,14 @@ def restore_tree(step_folder: Path, name: str, abstract: Any) -> Any:
 
 @contextlib.contextmanager
 def _damage(step_folder: Path, name: str) -> Iterator[None]:
-    """What Orbax raises about missing or altered files, as one sentence."""
+    """What Orbax raises about missing or altered files, of many types, as one sentence."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:
+        if out_of_memory(error):
+            raise
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"the checkpoint {step_folder} is damaged ({name}: {reason}); "
-                        f"{DAMAGED_ADVICE}") from error
+        raise damaged(step_folder, f"{name}: {reason}") from error
 
 
 def saved_shapes(step_folder: Path, name: str) -> Any:
@@ -295,23 +350,32 @@ def find_step_folder(path: str | Path) -> Path:
     return max(steps, key=lambda p: int(p.name))
 
 
-def read_json(step_folder: Path, name: str) -> dict:
-    """A JSON item (`config`, `card`, `data`) of a checkpoint."""
+def read_json(step_folder: Path, name: str, card: dict | None = None) -> dict:
+    """A JSON item (`config`, `card`, `data`) of a checkpoint.
+
+    Args:
+      card: holds the checksum; None: the item is the card, or nothing is compared.
+    """
     file = step_folder / name / "metadata"
     try:
         content = json.loads(file.read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"the checkpoint {step_folder} has no readable {name}: {error}; "
-                        f"{DAMAGED_ADVICE}") from error
+        raise DamagedCheckpoint(f"the checkpoint {step_folder} has no readable {name}: {error}; "
+                                f"{DAMAGED_ADVICE}") from error
     if not isinstance(content, dict):
-        raise UserError(f"the checkpoint {step_folder} has no readable {name}: it is a "
-                        f"{type(content).__name__}; {DAMAGED_ADVICE}")
+        raise DamagedCheckpoint(f"the checkpoint {step_folder} has no readable {name}: it is a "
+                                f"{type(content).__name__}; {DAMAGED_ADVICE}")
+    if name == CARD:
+        checksums.refuse_damaged_card(step_folder, content)
+    if card:
+        checksums.refuse_damaged_text(step_folder, card, name, content)
     return content
 
 
 def read_config(step_folder: Path) -> ConfigDict:
     """The resolved config with which a checkpoint was written, by this or an earlier version."""
-    return config_lib.with_defaults(config_lib.from_dict(read_json(step_folder, CONFIG)))
+    card = read_json(step_folder, CARD)
+    return config_lib.with_defaults(config_lib.from_dict(read_json(step_folder, CONFIG, card)))
 
 
 def weights_item(step_folder: Path, which: str | None = None) -> str:

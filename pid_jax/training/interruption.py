@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
-from pid_jax.errors import end_process
+from pid_jax.errors import RunInterrupted, end_process
 
 logger = logging.getLogger(__name__)
 
@@ -21,9 +21,15 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Interruption:
     """Truthy after the first signal; a second one ends the process at once."""
 
-    def __init__(self):
-        """Nothing has come yet."""
+    def __init__(self, grace: float = 300.0):
+        """Nothing has come yet.
+
+        Args:
+          grace: seconds after the first signal in which the run must end by itself.
+        """
         self.signal: signal.Signals | None = None
+        self._grace = grace
+        self._timer: threading.Timer | None = None
 
     def __bool__(self) -> bool:
         return self.signal is not None
@@ -37,13 +43,26 @@ class Interruption:
             end_process(f"{signal.Signals(number).name} came twice; nothing more is saved, run the same "
                         "command again to go on from the newest checkpoint", 128 + number)
         self.signal = signal.Signals(number)
+        self._timer = threading.Timer(self._grace, self._give_up)
+        self._timer.daemon = True
+        self._timer.start()
         logger.info("%s: saving after this step; a second signal ends at once", self.signal.name)
+
+    def _give_up(self) -> None:
+        end_process(f"{self} came {self._grace:g} s ago (config.checkpoint.grace) and the state is "
+                    "not saved yet; run the same command again to go on from the newest "
+                    "checkpoint", RunInterrupted.exit_code)
+
+    def over(self) -> None:
+        """The run ends by itself now."""
+        if self._timer:
+            self._timer.cancel()
 
 
 @contextlib.contextmanager
-def catch_signals() -> Iterator[Interruption]:
+def catch_signals(grace: float = 300.0) -> Iterator[Interruption]:
     """Notices signals (started in the main thread only) and puts the old handlers back."""
-    interruption = Interruption()
+    interruption = Interruption(grace)
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
@@ -52,6 +71,7 @@ def catch_signals() -> Iterator[Interruption]:
         try:
             yield interruption
         finally:
+            interruption.over()
             for number, handler in before.items():
                 signal.signal(number, handler)
 

@@ -17,6 +17,7 @@ from matplotlib import pyplot
 
 from pid_jax.errors import RunFailed, UserError
 from pid_jax.files import atomic_write
+from pid_jax.training import performance
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,9 @@ class MetricsWriter:
         self.path = Path(workdir) / FILE
         truncate(self.path, first_step)
         self._file = self.path.open("a", encoding="utf-8")
+        times = Path(workdir) / performance.FILE
+        truncate(times, first_step)
+        self._times = times.open("a", encoding="utf-8")
         self._board = _tensorboard(workdir, first_step) if tensorboard else None
         self._wandb = _wandb(workdir, wandb) if wandb else None
 
@@ -50,6 +54,11 @@ class MetricsWriter:
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         self.board(step, {k: v for k, v in line.items() if isinstance(v, float) and k != "time"})
+
+    def performance(self, step: int, values: Mapping[str, Any]) -> None:
+        """Adds a line to `performance.jsonl`."""
+        self._times.write(json.dumps({"step": step, "time": time.time(), **values}) + "\n")
+        self._times.flush()
 
     def board(self, step: int, values: Mapping[str, float]) -> None:
         """Sends numbers to TensorBoard and Weights & Biases only."""
@@ -62,6 +71,7 @@ class MetricsWriter:
     def close(self) -> None:
         """Flushes and closes both."""
         self._file.close()
+        self._times.close()
         if self._board:
             self._board.close()
         if self._wandb:
@@ -72,6 +82,9 @@ class SilentWriter:
     """Takes the place of a `MetricsWriter` in the processes of a run that write nothing."""
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def performance(self, step: int, values: Mapping[str, Any]) -> None:
         """Nothing."""
 
     def board(self, step: int, values: Mapping[str, float]) -> None:

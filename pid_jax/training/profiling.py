@@ -1,7 +1,11 @@
-"""A profile of a few steps, on request, for TensorBoard's profile tab or Perfetto."""
+"""A profile of a few steps, on request, for TensorBoard's profile tab or Perfetto.
+
+The steps are those of `config.log.profile`, or the next three after `workdir/profile.now` appears.
+"""
 
 import contextlib
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,9 @@ import jax
 logger = logging.getLogger(__name__)
 
 FOLDER = "profile"
+TRIGGER = "profile.now"
+TRIGGERED_STEPS = 3
+LOOK_EVERY = 5.0  # seconds
 
 
 class Profiler(contextlib.AbstractContextManager):
@@ -25,9 +32,13 @@ class Profiler(contextlib.AbstractContextManager):
         self._folder = Path(workdir) / FOLDER
         self._first, self._last = steps or (0, -1)
         self._running = False
+        self._trigger = Path(workdir) / TRIGGER
+        self._looked = -LOOK_EVERY
 
     def before(self, step: int, state: Any) -> None:
         """Starts or stops the recording when it is time, before the update `step`."""
+        if not self._running and step > self._last and self._triggered():
+            self._first, self._last = step, step + TRIGGERED_STEPS - 1
         if step == self._first:
             jax.block_until_ready(state)
             jax.profiler.start_trace(str(self._folder))
@@ -36,6 +47,14 @@ class Profiler(contextlib.AbstractContextManager):
             jax.block_until_ready(state)
             self._stop()
 
+    def _triggered(self) -> bool:
+        """Whether somebody made the trigger file, looked at now and then; it stays until the end
+        of the recording, so that every process sees it."""
+        if time.monotonic() - self._looked < LOOK_EVERY:
+            return False
+        self._looked = time.monotonic()
+        return self._trigger.exists()
+
     def __exit__(self, *error: Any) -> None:
         if self._running:
             self._stop()
@@ -43,4 +62,5 @@ class Profiler(contextlib.AbstractContextManager):
     def _stop(self) -> None:
         self._running = False
         jax.profiler.stop_trace()
+        self._trigger.unlink(missing_ok=True)
         logger.info("profile of steps %d to %d in %s", self._first, self._last, self._folder)

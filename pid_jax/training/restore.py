@@ -1,6 +1,7 @@
 """Where a run starts from, in this order:
 
-1. the newest checkpoint of its own workdir: everything, so the same command goes on;
+1. the newest checkpoint of its own workdir that is not damaged: everything, so the same command
+   goes on;
 2. `config.resume`, another run's folder: everything;
 3. `config.init_from`, any checkpoint: weights only, step 0;
 4. scratch.
@@ -17,8 +18,9 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from pid_jax import config as config_lib
-from pid_jax.errors import UserError
+from pid_jax.errors import DamagedCheckpoint, UserError
 from pid_jax.objectives.base import Objective
+from pid_jax.parallel import multihost
 from pid_jax.parallel.sharding import state_shardings
 from pid_jax.training import checkpoint
 from pid_jax.training.checkpoint import Checkpointer, with_shardings
@@ -44,8 +46,7 @@ def initial_state(config: ConfigDict, objective: Objective, mesh: Mesh,
     abstract = jax.eval_shape(objective.init, jax.random.key(config.seed))
     shardings = state_shardings(abstract, mesh)
     abstract = with_shardings(abstract, shardings)
-    folder = _folder_to_resume(config, checkpointer)
-    state, data_state = resume(folder, config, abstract) if folder else (None, None)
+    folder, state, data_state = resumed(config, abstract, checkpointer)
     recorded = checkpoint.read_json(folder, checkpoint.CARD).get("frozen", {}) if folder else {}
     frozen, checkpointer.frozen_sources = frozen_networks(objective, abstract.frozen, recorded)
     if state is None:
@@ -64,16 +65,46 @@ def first_state(config: ConfigDict, objective: Objective, abstract: Params,
         jax.random.key(config.seed))
 
 
-def _folder_to_resume(config: ConfigDict, checkpointer: Checkpointer) -> Path | None:
-    """The checkpoint whose run goes on, if any."""
-    if (step := checkpointer.latest_step()) is not None:
-        return checkpointer.folder / str(step)
-    return checkpoint.find_step_folder(config.resume) if config.resume else None
+def resumed(config: ConfigDict, abstract: TrainState, checkpointer: Checkpointer
+            ) -> tuple[Path | None, TrainState | None, dict | None]:
+    """The folder of the checkpoint that goes on, its state, and that of the data; or Nones."""
+    if checkpointer.steps():
+        return newest_whole(config, abstract, checkpointer)
+    if config.resume:
+        folder = checkpoint.find_step_folder(config.resume)
+        return folder, *resume(folder, config, abstract)
+    return None, None, None
+
+
+def newest_whole(config: ConfigDict, abstract: TrainState, checkpointer: Checkpointer
+                 ) -> tuple[Path, TrainState, dict | None]:
+    """The newest checkpoint of the run that is what was written; damaged newer ones step aside.
+
+    Raises:
+      DamagedCheckpoint: there is none.
+    """
+    damaged = []
+    for step in reversed(checkpointer.steps()):
+        folder = checkpointer.folder / str(step)
+        try:
+            state, data_state = resume(folder, config, abstract)
+        except DamagedCheckpoint as error:
+            logger.error("DAMAGED CHECKPOINT of step %d, looking for the one before: %s", step,
+                         error)
+            damaged.append(step)
+            continue
+        if damaged:
+            logger.error("GOING BACK to step %d: the steps after it are done again", step)
+            checkpointer.set_aside(damaged)
+        return folder, state, data_state
+    raise DamagedCheckpoint(f"all {len(damaged)} checkpoints in {checkpointer.folder} are damaged; "
+                            "bring back a copy, or move the folder away to start anew")
 
 
 def resume(folder: Path, config: ConfigDict, abstract: TrainState) -> tuple[TrainState, dict]:
     """Everything from one checkpoint, after checking that it belongs to this config."""
-    saved = checkpoint.read_config(folder)
+    with multihost.together(DamagedCheckpoint):
+        saved = checkpoint.read_config(folder)
     changed = [change for change in config_lib.differences(saved, config, FIXED_SECTIONS)
                if not change.startswith(FREE)]
     if changed:

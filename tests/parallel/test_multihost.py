@@ -115,8 +115,10 @@ def test_waiting_for_a_process_that_does_not_come_has_an_end():
             second.send_signal(signal.SIGTERM)
         assert "error: SIGTERM came twice" in second.communicate(timeout=60)[1]
         assert second.returncode == 143
-        assert "process 0 of 2 has been at step 7 for 3 s" in first.communicate(timeout=60)[1]
-        assert first.returncode == 1
+        error = first.communicate(timeout=60)[1]
+        assert "process 0 of 2 has been at step 7 for 3 s" in error
+        assert "most recent call first" in error and "waiting.py" in error  # its stacks
+        assert first.returncode == 75
     finally:
         for process in (first, second):
             process.kill()
