@@ -195,6 +195,7 @@ def _checkpoint() -> dict:
         "keep": 3,  # newest ones
         "keep_every": 0,  # and all whose step this divides
         "best": "",  # and the best by a score of the samples of its step, such as "psnr_sample"
+        "folder": config_dict.placeholder(str),  # gs://BUCKET/RUN; default: the workdir
         "grace": 300.0,  # seconds from SIGTERM after which the process ends, saved or not
     }
 

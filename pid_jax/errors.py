@@ -32,8 +32,8 @@ class RunInterrupted(RunFailed):
     exit_code = 143
 
 
-class PeerLost(RunFailed):
-    """Another process of the run died or does not come: the same command goes on.
+class TryAgain(RunFailed):
+    """Another process died or does not come, or a save took too long: the same command goes on.
 
     Exit status 75 ("try again"), which launchers answer by starting all processes again.
     """

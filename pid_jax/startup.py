@@ -96,17 +96,17 @@ def bytes_per_device(tree: Any) -> int:
                for leaf in jax.tree.leaves(tree))
 
 
-def device_memory(device: jax.Device) -> int:
-    """Bytes that a program may use on a device; CPU devices share the host's memory."""
-    limit = (device.memory_stats() or {}).get("bytes_limit")
+def device_memory() -> int:
+    """Bytes that a program may use on a device here; CPU devices share the host's memory."""
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     if limit:
         return limit
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // jax.local_device_count()
 
 
-def check_memory(plan: dict[str, int], device: jax.Device) -> None:
+def check_memory(plan: dict[str, int]) -> None:
     """Refuses a state that does not fit a device, before it is made."""
-    needed, limit = sum(plan.values()), device_memory(device)
+    needed, limit = sum(plan.values()), device_memory()
     if needed > limit:
         raise UserError(f"parameters, gradients, optimizer and averages take {needed / GIB:.1f} GiB "
                         f"on each device, which has {limit / GIB:.1f}; divide them over more "
@@ -125,9 +125,9 @@ def check_run(config: ConfigDict, objective: Objective, mesh: Mesh, workdir: Pat
     Raises:
       UserError: the state does not fit a device, or a checkpoint the disk.
     """
-    state, device = planned_state(objective, mesh), mesh.devices.flat[0]
+    state = planned_state(objective, mesh)
     plan, size = memory_plan(state), checkpoint_bytes(state)
-    check_memory(plan, device)
+    check_memory(plan)
     place = config.checkpoint.folder or workdir
     storage.refuse_full(place, size, "a checkpoint")
     for line in page(config, mesh, state, plan, size, place):
@@ -154,7 +154,7 @@ def page(config: ConfigDict, mesh: Mesh, state: TrainState, plan: dict[str, int]
         f"{count((state.opt_state, state.ema)):,}; other networks: "
         f"{count((state.companions, state.frozen)):,}",
         f"memory a device, GiB: {parts}; {sum(plan.values()) / GIB:.2f} of "
-        f"{device_memory(device) / GIB:.2f}, activations left out",
+        f"{device_memory() / GIB:.2f}, activations left out",
         f"checkpoints: {size / GIB:.3f} GiB each, {config.checkpoint.keep} kept, every "
         f"{config.checkpoint.every} steps, {room}",
         f"plan: {config.total_steps} steps, samples every {config.sample.every}, patience "

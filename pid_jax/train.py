@@ -13,12 +13,12 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from pid_jax import flops, objectives
-from pid_jax.config import check_config, to_json
+from pid_jax import flops, objectives, startup
+from pid_jax.config import check_config
 from pid_jax.data import pipeline
 from pid_jax.data.buckets import build_layout
 from pid_jax.data.sources import open_data as open_data_set
-from pid_jax.errors import PeerLost, RunFailed, RunInterrupted, UserError
+from pid_jax.errors import RunFailed, RunInterrupted, TryAgain, UserError
 from pid_jax.objectives.base import Objective
 from pid_jax.objectives.program import CodecProgram
 from pid_jax.parallel import mesh as mesh_lib
@@ -48,7 +48,7 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
     Raises:
       UserError: bad input, found before anything compiles wherever that is possible.
       RunFailed: the loss is not finite, or a file could not be written.
-      PeerLost: another process of the run died.
+      TryAgain: another process of the run died; the same command goes on.
       RunInterrupted: a signal came; the state was saved.
     """
     check_config(config)
@@ -59,11 +59,13 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
         waiting = stack.enter_context(patience(config.mesh.patience))
 
         # Mesh and objective.
-        multihost.refuse_difference(to_json(config), "the config")
+        startup.check_processes(config)
+        if not config.checkpoint.folder:
+            startup.check_shared(folder)
         mesh = mesh_lib.make_mesh(config.mesh, config.data.batch_size, config.optim.accumulate)
         objective = objectives.build(config, mesh)
+        startup.check_run(config, objective, mesh, folder)
         objective.load_encoders()
-        logger.info("mesh %s on %s", dict(mesh.shape), mesh.devices.flat[0].device_kind)
 
         # Data.
         batches = stack.enter_context(open_data(config, objective, mesh))
@@ -71,7 +73,8 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
                    for size in sampling_hooks.sizes(objective)}
 
         # State: own checkpoint, config.resume, config.init_from, scratch.
-        checkpointer = Checkpointer(folder, make_retention(config.checkpoint))
+        checkpointer = Checkpointer(folder, make_retention(config.checkpoint),
+                                    config.checkpoint.folder)
         stack.callback(checkpointer.close)
         state, data_state = restore.initial_state(config, objective, mesh, checkpointer)
         objective.check_weights(state.params)
@@ -118,7 +121,7 @@ def explained(checkpointer: Checkpointer, waiting: Patience) -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if not multihost.lost_peer(error):
             raise
-        raise PeerLost(f"process {jax.process_index()} of {jax.process_count()} lost another "
+        raise TryAgain(f"process {jax.process_index()} of {jax.process_count()} lost another "
                        f"process at {waiting.doing} ({' '.join(str(error).split())[:200]}); "
                        f"{checkpointer.last_good()}") from error
 

@@ -118,6 +118,11 @@ class Objective(abc.ABC):
         """Shapes and dtypes of the parameters."""
         return jax.eval_shape(lambda: models.init_parameters(self.net, jax.random.key(0)))
 
+    @functools.cached_property
+    def abstract_state(self) -> TrainState:
+        """Shapes and dtypes of the state."""
+        return jax.eval_shape(self.init, jax.random.key(0))
+
     def init(self, rng: jax.Array) -> TrainState:
         """A fresh state; under `jax.eval_shape` it costs nothing."""
         return self.start(models.init_parameters(self.net, rng))

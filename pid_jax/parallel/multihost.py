@@ -7,7 +7,9 @@ import contextlib
 import hashlib
 import os
 import re
+import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -48,6 +50,7 @@ def start(environment: Mapping[str, str] = os.environ) -> None:
     by_hand = _by_hand(environment)
     if by_hand is not None:
         if by_hand["num_processes"] > 1:
+            refuse_unreachable(by_hand["coordinator_address"], by_hand["process_id"])
             _initialise(**by_hand)
     elif cluster_size(environment) > 1:
         _initialise()
@@ -61,6 +64,34 @@ def _initialise(**options: Any) -> None:
     jax.distributed.initialize(initialization_timeout=START_SECONDS,
                                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
                                shutdown_timeout_seconds=LEAVE_SECONDS, **options)
+
+
+def refuse_unreachable(address: str, process: int, seconds: float = START_SECONDS) -> None:
+    """Waits until the coordinator answers; process 0, which makes it, looks at the address only.
+
+    Raises:
+      UserError: no address, or nobody answers there for so many seconds.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"{COORDINATOR} is {address!r}; expected host:port")
+    end = time.monotonic() + seconds
+    while process:
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise UserError(f"the coordinator {address} ({COORDINATOR}) does not answer process "
+                                f"{process} ({error}); {_advice(host)}") from error
+            time.sleep(0.2)
+
+
+def _advice(host: str) -> str:
+    loopback = "a loopback address reaches the processes of one host only, name process 0's host " \
+               "as the others see it"
+    return loopback if host.startswith(("127.", "localhost", "[::1]")) else (
+        "is process 0 running, and does its port pass the firewall")
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import jax
 
-from pid_jax.errors import PeerLost, end_process
+from pid_jax.errors import TryAgain, end_process
 
 logger = logging.getLogger(__name__)
 
@@ -60,5 +60,5 @@ def _watch(state: Patience, seconds: float, done: threading.Event) -> None:
                 end_process(
                     f"process {jax.process_index()} of {jax.process_count()} has been {waited}: "
                     "another process does not come; look at the logs of all, end them, and run "
-                    "the same command again", PeerLost.exit_code)
+                    "the same command again", TryAgain.exit_code)
             logger.warning("this process has been %s; its stacks are above", waited)

@@ -26,13 +26,14 @@ from ml_collections import ConfigDict
 
 import pid_jax
 from pid_jax import config as config_lib
-from pid_jax.errors import DamagedCheckpoint, PeerLost, RunFailed, UserError, out_of_memory
+from pid_jax.errors import DamagedCheckpoint, RunFailed, TryAgain, UserError, out_of_memory
 from pid_jax.parallel import multihost
 from pid_jax.parallel.sharding import path_name, state_shardings
 from pid_jax.training import checksums
 from pid_jax.training.checksums import damaged, flat
 from pid_jax.training.retention import Retention
 from pid_jax.training.state import Params, TrainState
+from pid_jax.training.storage import as_path
 
 logger = logging.getLogger(__name__)
 
@@ -50,14 +51,16 @@ class Checkpointer:
       frozen_sources: where the state's frozen networks came from; every card repeats it.
     """
 
-    def __init__(self, workdir: Path, keep: int | Retention):
+    def __init__(self, workdir: Path, keep: int | Retention, place: str | None = None):
         """Opens `workdir/checkpoints`.
 
         Args:
           keep: what stays; a number: so many of the newest.
+          place: folder or bucket that holds `checkpoints` instead of the workdir.
         """
         self.retention = Retention(keep) if isinstance(keep, int) else keep
-        self.folder = Path(workdir).absolute() / FOLDER
+        self._workdir = Path(workdir).absolute()
+        self.folder = as_path(place or workdir) / FOLDER
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"{self.folder} is a file; remove it or choose another --workdir")
         # Folders are made in this thread: a workdir that cannot be written to fails at once
@@ -70,7 +73,7 @@ class Checkpointer:
         self._pending: tuple[int, float] | None = None
         self._complete = self._manager.latest_step()
         self.frozen_sources: dict[str, dict] = {}
-        self.retention.load(self.folder.parent, self._manager.all_steps())
+        self.retention.load(self._workdir, self._manager.all_steps())
 
     def latest_step(self) -> int | None:
         """The newest complete checkpoint, or None."""
@@ -112,7 +115,7 @@ class Checkpointer:
             return
         logger.info("saving the checkpoint of step %d", step)
         if multihost.is_writer():
-            self.retention.offer(self.folder.parent, step, scores or {})
+            self.retention.offer(self._workdir, step, scores or {})
         self._pending = (step, time.monotonic())
         try:
             self._manager.save(step, force=True, args=_save_args(
@@ -154,7 +157,9 @@ class Checkpointer:
         step, _ = self._pending
         self._pending = None
         reason = " ".join(str(error).split())[:300]
-        kind = PeerLost if multihost.lost_peer(error) else RunFailed
+        # Orbax measures by the wall clock, so a clock that jumps looks like a save that hangs.
+        again = multihost.lost_peer(error) or isinstance(error, TimeoutError)
+        kind = TryAgain if again else RunFailed
         return kind(f"the checkpoint of step {step} could not be written to {self.folder}: "
                          f"{reason}; {self.last_good()}")
 
@@ -331,7 +336,7 @@ def find_step_folder(path: str | Path) -> Path:
     Raises:
       UserError: nothing is there, or no checkpoint in it is complete.
     """
-    path = Path(path).absolute()
+    path = as_path(path)
     if not path.exists():
         raise UserError(f"there is no checkpoint at {path}: the path does not exist")
     if not path.is_dir():

@@ -43,7 +43,7 @@ def initial_state(config: ConfigDict, objective: Objective, mesh: Mesh,
     Raises:
       UserError: a checkpoint that is not this model's, or is further than `total_steps`.
     """
-    abstract = jax.eval_shape(objective.init, jax.random.key(config.seed))
+    abstract = objective.abstract_state
     shardings = state_shardings(abstract, mesh)
     abstract = with_shardings(abstract, shardings)
     folder, state, data_state = resumed(config, abstract, checkpointer)

@@ -117,9 +117,19 @@ def main(workdir: str, data: str, size: int = 64, pause: float = 0.0, fault: str
 
 
 def jumping_clock(workdir: Path) -> None:
-    """The wall clock jumps a day ahead and two days back, again and again."""
-    real, turn = time.time, iter(range(10**9))
-    time.time = lambda: real() + (86_400, -172_800, 0)[next(turn) % 3]
+    """The wall clock of a first start jumps two hours ahead at one step, four back at another."""
+    if workdir.exists():
+        return
+    real, prepare, turn = time.time, Chaos.prepare, iter(range(10**9))
+    jumps = {4: 7200.0, 8: -14_400.0}
+    offset = [0.0]
+    time.time = lambda: real() + offset[0]
+
+    def jumps_first(self: Chaos, batch: dict) -> dict:
+        offset[0] += jumps.get(next(turn), 0.0)
+        return prepare(self, batch)
+
+    Chaos.prepare = jumps_first
 
 
 def small_files(workdir: Path) -> None:
