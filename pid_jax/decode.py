@@ -52,6 +52,7 @@ def main(arguments: Sequence[str]) -> None:
         return show_plans(decode_plan.unloaded(options.checkpoint, options.which, **where), options)
     decoder = PixelDecoder.from_checkpoint(options.checkpoint, options.which, options.lora_scale,
                                            **where)
+    decoder.keep_weights_as(options.weights)
     untrained = (PixelDecoder.from_checkpoint(options.checkpoint, UNTRAINED, **where)
                  if options.untrained else None)
     skipped: dict[str, str] = {}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import pid_jax
-from pid_jax import compilation_cache, pictures
+from pid_jax import compilation_cache, loading, pictures
 from pid_jax.data import command
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
@@ -32,6 +32,9 @@ def make_parser(program: str, description: str, out_required: bool = True
     parser.add_argument("--which", default="ema", metavar="WEIGHTS",
                         help="ema (or another average by its name), net: the last weights, or "
                         "untrained: those before training")
+    parser.add_argument("--weights", default=loading.STORED, choices=loading.KEPT_AS,
+                        help="int8 or fp8: kernels of the patch blocks in 8 bits; default: all as "
+                        "stored")
     parser.add_argument("--lora_scale", type=float, metavar="SCALE",
                         help="strength of low-rank adapters: 0 for none, 1 (default) as trained")
     parser.add_argument("--steps", type=int, help="solver steps; default: as the run's samples")

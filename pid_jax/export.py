@@ -18,13 +18,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from pid_jax import drawing_command, inference
+from pid_jax import drawing_command
 from pid_jax.data import command
 from pid_jax.errors import RunFailed, UserError
 from pid_jax.exporting import onnx_file, stablehlo
 from pid_jax.exporting.program import DecoderProgram, decoder_program
 from pid_jax.files import atomic_write
 from pid_jax.inference import PixelDecoder
+from pid_jax.sampling_inputs import check_finite
 
 BOUND = {"float32": 1e-3, "bfloat16": 0.1}  # largest difference allowed, of values in [-1, 1]
 CHECKED_BATCH = 2
@@ -78,7 +79,7 @@ WRITERS = {"stablehlo": write_stablehlo, "onnx": write_onnx}
 def checked(path: Path, program: DecoderProgram, draw: Callable, dtype: str) -> float:
     """Largest difference between the artefact's pictures and ours; RunFailed above the bound."""
     inputs = program.random_inputs(CHECKED_BATCH)
-    ours = inference.check_finite(jax.jit(program.call)(program.weights, inputs), "artefact")
+    ours = check_finite(jax.jit(program.call)(program.weights, inputs), "artefact")
     difference = float(np.max(np.abs(np.asarray(draw(inputs)) - ours)))
     if not difference <= BOUND[dtype]:
         path.unlink()

@@ -15,6 +15,7 @@ from pid_jax import models, objectives
 from pid_jax.config import check_config
 from pid_jax.encoders.frozen import Frozen
 from pid_jax.errors import UserError
+from pid_jax.models import quantised
 from pid_jax.models.lora import AdaptedNet
 from pid_jax.objectives.base import Objective
 from pid_jax.parallel.mesh import AXES, batch_sharding, make_mesh, single_device
@@ -26,6 +27,8 @@ from pid_jax.training.state import Params
 from pid_jax.training.weights import read_weights
 
 WEIGHTS = {"ema": "ema", "net": checkpoint_lib.PARAMS, "untrained": None}
+STORED = "stored"
+KEPT_AS = (STORED, *quantised.DTYPES)
 COMMAND_OF = {"pid_teacher": "pid_jax.decode", "pid_student": "pid_jax.decode",
               "pixeldit_t2i": "pid_jax.generate --prompts",
               "pixeldit_c2i": "pid_jax.generate --classes",
@@ -43,6 +46,7 @@ class Checkpoint:
       objective: the run's objective, with its config, network and encoders.
       params: the weights.
       mesh: where they lie and pictures are drawn.
+      kept_as: "stored", or the kind of 8-bit kernels in the weights, see `models.quantised`.
     """
 
     folder: Path
@@ -50,6 +54,7 @@ class Checkpoint:
     objective: Objective
     params: Params
     mesh: Mesh
+    kept_as: str = STORED
 
     @property
     def config(self) -> ConfigDict:
@@ -59,7 +64,8 @@ class Checkpoint:
     def note(self) -> dict[str, Any]:
         """What a picture's JSON says about where it comes from."""
         return {"checkpoint": str(self.folder), "step": int(self.folder.name),
-                "weights": self.which, "config": self.config.to_dict()}
+                "weights": self.which, "weights_kept_as": self.kept_as,
+                "config": self.config.to_dict()}
 
 
 def load_checkpoint(path: str | Path, which: str,
@@ -220,6 +226,16 @@ class Drawer:
         self.checkpoint = None
         for function in self._compiled():
             function.clear_cache()
+
+    def keep_weights_as(self, kind: str) -> None:
+        """Keeps the kernels of the patch blocks as "int8" or "fp8"; "stored" changes nothing.
+
+        Raises:
+          UserError: an unknown kind, or a network without such kernels.
+        """
+        if kind != STORED:
+            params = quantised.quantise(self.checkpoint.params, kind)
+            self.checkpoint = dataclasses.replace(self.checkpoint, params=params, kept_as=kind)
 
     def _note_range(self, height: int, width: int) -> None:
         """Warns about a picture size that the checkpoint was not trained on."""

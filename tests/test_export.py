@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from pid_jax import export, inference
+from pid_jax import export, sampling_inputs
 from pid_jax.data import command
 from pid_jax.errors import RunFailed
 from pid_jax.exporting import onnx_file, stablehlo
@@ -35,8 +35,8 @@ def student(tmp_path_factory):
 
 def inputs_of(decoder, latents, sigma, seed):
     """What `decoder.decode` draws from, as an artefact takes it."""
-    size, seeds = decoder.output_size(latents.shape), inference.seeds(seed, len(latents))
-    return {"noise": np.asarray(inference.starting_noise(seeds, size)), "latent": latents,
+    size, seeds = decoder.output_size(latents.shape), sampling_inputs.seeds(seed, len(latents))
+    return {"noise": np.asarray(sampling_inputs.starting_noise(seeds, size)), "latent": latents,
             "text": decoder.objective.prompts(["a cat"] * len(latents)),
             "sigma": np.asarray(sigma, np.float32)}
 
@@ -74,8 +74,8 @@ def test_fresh_noise_of_a_stochastic_student_is_an_input(student):
     assert program.inputs["fresh"] == (1, HEIGHT, WIDTH, 3)
     latents = np.random.default_rng(0).standard_normal((2, 2, 3, 16)).astype(np.float32)
     inputs = inputs_of(student, latents, [0, 0.3], [4, 5])
-    inputs["fresh"] = inference.fresh_noise(
-        inference.seeds([4, 5], 2), (HEIGHT, WIDTH), jax.numpy.int32(0))[:, None]
+    inputs["fresh"] = sampling_inputs.fresh_noise(
+        sampling_inputs.seeds([4, 5], 2), (HEIGHT, WIDTH), jax.numpy.int32(0))[:, None]
     drawn = jax.jit(program.call)(program.weights, inputs)
     np.testing.assert_allclose(drawn, student.decode(latents, "a cat", [0, 0.3], seed=[4, 5]),
                                atol=1e-5)

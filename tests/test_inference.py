@@ -203,3 +203,14 @@ def test_adapters_are_folded_by_their_scale(tmp_path):
 def test_a_scale_needs_adapters(t2i_checkpoint):
     with pytest.raises(UserError, match="has no low-rank adapters"):
         PixelGenerator.from_checkpoint(t2i_checkpoint, lora_scale=0.5)
+
+
+def test_8_bit_weights_draw_nearly_the_same(decoder):
+    small = PixelDecoder(decoder.checkpoint)
+    small.keep_weights_as("stored")
+    assert small.checkpoint is decoder.checkpoint
+    small.keep_weights_as("int8")
+    difference = np.abs(small.decode(latents(1)) - decoder.decode(latents(1)))
+    assert 0 < difference.mean() < 0.02
+    assert small.checkpoint.note()["weights_kept_as"] == "int8"
+    assert decoder.checkpoint.note()["weights_kept_as"] == "stored"

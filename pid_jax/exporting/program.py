@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from pid_jax.diffusion import few_step
-from pid_jax.inference import PixelDecoder, SamplerSettings, sampler_settings
+from pid_jax.inference import PixelDecoder
 from pid_jax.models.attention import softmax_attention
 from pid_jax.parallel.kernels import DENSE_SCORES, chunked
 from pid_jax.parallel.mesh import single_device
 from pid_jax.parallel.sequence import make_attention
+from pid_jax.sampling_inputs import SamplerSettings, sampler_settings
 from pid_jax.training.checkpoint import flat, like
 
 Arrays = Mapping[str, Any]

@@ -176,7 +176,7 @@ class PidTeacher(Objective):
         Returns:
           float32 [B, H, W, 3], clipped to [-1, 1].
         """
-        null_text = jnp.broadcast_to(null_text, (len(text), *null_text.shape[1:]))
+        null_text = jnp.broadcast_to(null_text, (text.shape[0], *null_text.shape[1:]))
         predict = self.predictor(params, latent, sigma, parts)
         conditional, unconditional = (functools.partial(predict, text=side)
                                       for side in (text, null_text))
