@@ -19,12 +19,13 @@ from typing import NamedTuple
 
 import numpy as np
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
-from pid_jax import command_line
+from pid_jax import command_line, config_flag
+from pid_jax.config_flag import CONFIG
 from pid_jax.errors import RunFailed, UserError
 
-CONFIG = config_flags.DEFINE_config_file("config", help_string="a config whose files are needed")
+flags.adopt_module_key_flags(config_flag)
 PLATFORM = flags.DEFINE_enum("platform", None, ("cpu", "gpu", "tpu"),
                              "what must be here; default: whatever is")
 WORKDIR = flags.DEFINE_string("workdir", ".", "folder whose disk must have room")

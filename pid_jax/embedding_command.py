@@ -3,12 +3,14 @@
 from pathlib import Path
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
+from pid_jax import config_flag
 from pid_jax.config import check_config
+from pid_jax.config_flag import CONFIG
 from pid_jax.errors import UserError
 
-CONFIG = config_flags.DEFINE_config_file("config", help_string="the config of the run")
+flags.adopt_module_key_flags(config_flag)
 DST = flags.DEFINE_string("dst", None, "folder of the results")
 PROCESS = flags.DEFINE_integer("process", 0, "number of this process")
 PROCESSES = flags.DEFINE_integer("processes", 1, "processes that share the work")

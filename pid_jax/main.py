@@ -14,12 +14,12 @@ import signal
 import sys
 
 from absl import flags
-from ml_collections import config_flags
 
-from pid_jax import command_line
+from pid_jax import command_line, config_flag
+from pid_jax.config_flag import CONFIG
 from pid_jax.errors import UserError
 
-CONFIG = config_flags.DEFINE_config_file("config", help_string="a file of configs/")
+flags.adopt_module_key_flags(config_flag)
 WORKDIR = flags.DEFINE_string("workdir", None, "folder of checkpoints, metrics and samples")
 
 

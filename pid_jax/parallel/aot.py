@@ -15,13 +15,13 @@ import re
 import sys
 
 from absl import flags
-from ml_collections import config_flags
 
-from pid_jax import command_line
+from pid_jax import command_line, config_flag
+from pid_jax.config_flag import CONFIG
 from pid_jax.errors import RunFailed, UserError
 from pid_jax.files import atomic_write
 
-CONFIG = config_flags.DEFINE_config_file("config", help_string="a file of configs/")
+flags.adopt_module_key_flags(config_flag)
 TOPOLOGY = flags.DEFINE_string("topology", None, "v5e:8x8, v5p:2x2x4, v5e:1, h100:8, ...")
 MESH = flags.DEFINE_string("mesh", None, "data x fsdp x sequence, as 1x4x4; default config.mesh")
 PROGRAM = flags.DEFINE_enum("program", "train", ("train", "sample", "init"), "what to compile")
