@@ -181,7 +181,7 @@ def encoder_files() -> Iterator[Finding]:
 
 def _described(build: Callable, options: ConfigDict) -> str:
     """The encoder and its folder; building it refuses weights of something else."""
-    from pid_jax.encoders.tokenizer import load_tokenizer
+    from pid_jax.encoders.caption_tokenizer import load_tokenizer
     from pid_jax.encoders.weights import CARD, ORIGINS, RANDOM, TENSORS, folder_of
 
     build(**options)
