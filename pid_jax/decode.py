@@ -136,7 +136,7 @@ def is_complete(decoder: PixelDecoder, tree: Tree, request: Request, options: ar
                 ) -> bool:
     """Whether nothing is to be done, in all processes that draw this request together."""
     found = decode_outputs.complete(tree, request, decode_outputs.fingerprint(
-        note_of(decoder, request, options), request))
+        note_of(decoder, request, options), request, decoder.checkpoint.folder))
     return found if options.sequence == 1 else not multihost.in_any(not found)
 
 
@@ -155,8 +155,8 @@ def draw_batch(decoder: PixelDecoder, untrained: PixelDecoder | None, tree: Tree
             columns[SMALL] = request.small
         if options.sequence == 1 or multihost.is_writer():
             note = note_of(decoder, request, options)
-            path = decode_outputs.write(tree, request, columns, note,
-                                        decode_outputs.fingerprint(note, request))
+            wanted = decode_outputs.fingerprint(note, request, decoder.checkpoint.folder)
+            path = decode_outputs.write(tree, request, columns, note, wanted)
             command.show(f"{path}")
 
 

@@ -1,6 +1,7 @@
 """What the decode command writes: where each picture goes, when it is complete, sheets and scores."""
 
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -54,9 +55,21 @@ class Tree:
                                   else f"{column}.png")
 
 
-def fingerprint(note: Mapping[str, Any], request: Request) -> str:
-    """A text that differs when the input or any setting of a picture does."""
-    given = {"note": note, "content": request.content, "size": list(request.size)}
+@functools.cache
+def stamp(folder: Path) -> str:
+    """A text that differs when the weights of a checkpoint are written again.
+
+    Its data files have names that are drawn anew at every writing.
+    """
+    files = sorted((str(path.relative_to(folder)), path.stat().st_size)
+                   for path in folder.rglob("*") if path.is_file())
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
+
+
+def fingerprint(note: Mapping[str, Any], request: Request, folder: Path) -> str:
+    """A text that differs when input, weights (of a step's folder) or any setting does."""
+    given = {"note": note, "content": request.content, "size": list(request.size),
+             "stamp": stamp(folder)}
     return hashlib.sha256(json.dumps(given, sort_keys=True).encode(
         "utf-8", "backslashreplace")).hexdigest()
 

@@ -6,7 +6,9 @@ from PIL import Image
 
 from pid_jax import generate
 from pid_jax.data import command
+from pid_jax.errors import UserError
 from pid_jax.inference import PixelGenerator
+from pid_jax.sampling_inputs import SOLVERS, sampler_settings
 
 
 @pytest.fixture
@@ -39,7 +41,40 @@ def test_a_batch_of_one_draws_the_same(run, tmp_path):
     assert np.abs(together - alone).max() <= 1
 
 
+def test_several_sizes_and_seeds_of_their_own(run, tmp_path):
+    assert run("--prompts", "a cat", "a dog", "--size", "16x24", "15x21", "--seeds", 9, 4) == 0
+    note = json.loads((tmp_path / "out" / "001_15x21.json").read_text())
+    assert (note["seed"], note["size"], note["solver"]) == (4, [15, 21], "dpm++2m")
+    assert Image.open(tmp_path / "out" / "000_15x21.png").size == (21, 15)
+    whole = np.asarray(Image.open(tmp_path / "out" / "001_16x24.png"), int)
+    cut = np.asarray(Image.open(tmp_path / "out" / "001_15x21.png"), int)
+    assert np.abs(cut - whole[:15, :21]).max() <= 1
+    assert (tmp_path / "out" / "grid_16x24.png").is_file()
+
+
+def test_guidance_in_turn_or_within_an_interval(generator):
+    def draw(**options):
+        return generator.generate("a cat", (16, 24), seed=1, negative_prompt="blurry", **options)
+
+    plain = draw()
+    np.testing.assert_allclose(draw(in_turn=True), plain, atol=1e-4)
+    without = draw(guidance_interval=(0.0, 1e-6))
+    assert np.abs(without - plain).max() > 1e-3
+    np.testing.assert_allclose(without, draw(guidance=1.0), atol=1e-4)
+
+
+def test_solvers_differ_by_their_correction(generator):
+    tables = [sampler_settings(generator.objective, 16, 24, 3, solver=name).table
+              for name in SOLVERS]
+    assert [bool(np.any(table.correction)) for table in tables] == [True, False]
+    with pytest.raises(UserError, match="solver is 'euler'"):
+        sampler_settings(generator.objective, 16, 24, 3, solver="euler")
+
+
 @pytest.mark.parametrize("arguments, words", [
+    (["--prompts", "a", "--seeds", "1", "2"], "2 seeds for 1 pictures"),
+    (["--prompts", "a", "--guidance_interval", "0.5", "0.2"], "guidance interval is 0.5 to 0.2"),
+    (["--classes", "0", "--solver", "ddim"], "--solver belongs to --prompts"),
     (["--prompts", "a", "--size", "17000x24"], "too large"),
     (["--prompts", "a", "--batch_size", "0"], "--batch_size is 0"),
     (["--prompts", "a", "--guidance", "nan"], "guidance is nan"),
