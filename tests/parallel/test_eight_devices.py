@@ -21,8 +21,9 @@ def test_module(module: str) -> None:
 
 
 @pytest.mark.slow
-def test_slow_steps() -> None:
-    run("test_training_step.py", "slow")
+@pytest.mark.parametrize("module", ["test_training_step.py", "test_elastic.py"])
+def test_slow_steps(module: str) -> None:
+    run(module, "slow")
 
 
 def run(module: str, marker: str) -> None:
