@@ -147,6 +147,7 @@ def kill(process: multiprocessing.Process) -> None:
 
 def note(line: str, path: str | None = os.environ.get("FAULT_TABLE")) -> None:
     """Prints a row of the table of outcomes, and adds it to the file that FAULT_TABLE names."""
+    line = re.sub(r"/\S*/", ".../", line)  # folders of this machine
     print(line)
     if path:
         with open(path, "a", encoding="utf-8") as file:
