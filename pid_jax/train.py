@@ -124,6 +124,12 @@ def explained(checkpointer: Checkpointer, waiting: Patience) -> Iterator[None]:
         raise TryAgain(f"process {jax.process_index()} of {jax.process_count()} lost another "
                        f"process at {waiting.doing} ({' '.join(str(error).split())[:200]}); "
                        f"{checkpointer.last_good()}") from error
+    except RuntimeError as error:
+        if "Worker process was terminated" not in str(error):  # Grain's words
+            raise
+        raise TryAgain(f"a data worker died at {waiting.doing} ({' '.join(str(error).split())[:90]}"
+                       f"); {checkpointer.last_good()}; run the same command again, with fewer "
+                       "config.data.workers if the host ran out of memory") from error
 
 
 def make_retention(options: ConfigDict) -> Retention:
