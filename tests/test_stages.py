@@ -96,7 +96,9 @@ def test_a_phase_overwrites_its_state_and_copies_nothing(phase):
     memory = program.lower(state, batch).compile().memory_analysis()
     held, given = size(state), size(batch)
     assert memory.argument_size_in_bytes <= held + given
-    assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 1024  # the metrics
+    assert memory.alias_size_in_bytes == held  # all of the state is overwritten in place
+    table = 8 * len(jax.tree.leaves(state))  # the addresses of the results
+    assert memory.output_size_in_bytes - held - table < 1024  # the metrics
     assert size(state.frozen) < 0.51 * size(state.params)
 
 
