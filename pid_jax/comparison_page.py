@@ -1,7 +1,7 @@
 """One HTML page that compares pictures: side by side, under a slider, at any zoom.
 
-Everything is in the file: pictures as JPEG data, style and script. Nothing is loaded from elsewhere,
-and the page's own policy forbids it.
+Everything is in the file: pictures as JPEG data, style and script. Nothing is loaded from
+elsewhere, and the page's own policy forbids it.
 """
 
 import base64
@@ -20,7 +20,8 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-s
 STYLE = """
 body { font: 15px/1.4 system-ui, sans-serif; margin: 1rem; background: #111; color: #eee }
 header { position: sticky; top: 0; background: #111; padding: .5rem 0; z-index: 1 }
-section { margin: 1.5rem 0 } h2 { font-size: 1rem; margin: .2rem 0 } p { margin: .2rem 0; color: #bbb }
+section { margin: 1.5rem 0 } h2 { font-size: 1rem; margin: .2rem 0 }
+p { margin: .2rem 0; color: #bbb }
 .row { display: flex; gap: .5rem; overflow: auto } figure { margin: 0 } figcaption { color: #bbb }
 .pane { overflow: hidden; width: 384px; height: 384px; background: #222 }
 .pane img { transform-origin: 0 0; image-rendering: pixelated; display: block; max-width: none }
@@ -48,7 +49,8 @@ for (const section of document.querySelectorAll('section')) {
     const pane = event.target.closest('.pane');
     if (!pane) return;
     const box = pane.getBoundingClientRect();
-    spot.set(section, [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height]);
+    spot.set(section, [(event.clientX - box.left) / box.width,
+                       (event.clientY - box.top) / box.height]);
     draw(section);
   });
 }

@@ -7,15 +7,15 @@
     python -m pid_jax.decode --list
 
 `--input` takes pictures, folders of pictures, manifests (.jsonl) and data sets packed by
-`pid_jax.data` (their captions are the prompts). A picture is encoded by the codec of the checkpoint;
-with `--ground_truth` it is first reduced by the checkpoint's scale, and the result is compared with
-it. `--latents` takes .npy, .npz, .safetensors, the reference's fix-batch .pt and manifests.
+`pid_jax.data` (their captions are the prompts). A picture is encoded by the codec of the
+checkpoint; with `--ground_truth` it is first reduced by the checkpoint's scale, and the result is
+compared with it. `--latents` takes .npy, .npz, .safetensors, the reference's fix-batch .pt and manifests.
 
 Writes OUT/NAME/sigma_0.000.png with a JSON beside it for every picture and noise level, what it is
 compared with, sheets OUT/grid*.png (LQ bicubic | PiD | truth), the page OUT/compare.html and, with
 `--ground_truth`, OUT/metrics.json. Run again, it draws what is missing or was made with other
-settings. Several processes (--sequence 1) share the pictures. Exit status: 0 done, 2 bad input, 1 the
-network's output was not finite. In a folder or data set, pictures that cannot be read are named,
+settings. Several processes (--sequence 1) share the pictures. Exit status: 0 done, 2 bad input, 1
+the network's output was not finite. In a folder or data set, pictures that cannot be read are named,
 counted and left out.
 """
 
@@ -222,10 +222,22 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     source.add_argument("--latents", nargs="+", type=Path, metavar="FILE",
                         help=".npy, .npz, .safetensors, fix-batch .pt or manifests; see "
                         "pid_jax.data.latent_files")
+    _add_drawing_flags(parser)
+    _add_memory_flags(parser)
+    options = parser.parse_args(arguments)
+    if options.latents and options.ground_truth:
+        raise UserError("--latents have no truth to reduce: leave out --ground_truth")
+    if options.frame and not options.latents:
+        raise UserError("--frame belongs to --latents: pictures are noised as the network expects")
+    if not options.plan and options.out is None:
+        raise UserError("--out is missing: name a folder for the pictures")
+    return options
+
+
+def _add_drawing_flags(parser: argparse.ArgumentParser) -> None:
+    """What is drawn, and what is written."""
     parser.add_argument("--list", action=ListReleases, nargs=0,
                         help="the released checkpoints and what they decode, then end")
-    parser.add_argument("--plan", action="store_true",
-                        help="say what memory and FLOPs this takes, load nothing, then end")
     parser.add_argument("--ground_truth", action="store_true",
                         help="reduce each input first, and compare the result with it")
     parser.add_argument("--codec", action="store_true",
@@ -244,6 +256,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--frame", choices=FRAMES,
                         help="scale of noised --latents: flow, vp, or euler (SDXL's sampler); "
                         "default: the file's, or the network's own")
+    parser.add_argument("--tree", choices=decode_outputs.TREES, default="names",
+                        help="folders of the output: NAME/sigma_0.000.png, or the reference's")
+
+
+def _add_memory_flags(parser: argparse.ArgumentParser) -> None:
+    """How much is drawn at once."""
+    parser.add_argument("--plan", action="store_true",
+                        help="say what memory and FLOPs this takes, load nothing, then end")
     parser.add_argument("--batch_size", type=command.count, default=1,
                         help="pictures of one size drawn at once, over this process's devices")
     parser.add_argument("--tile", type=command.count, metavar="PIXELS",
@@ -252,16 +272,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
                         help="of tiles; default: 256, or a quarter of the tile")
     parser.add_argument("--pit_chunks", type=command.count, metavar="N",
                         help="parts into which the pixel blocks cut their tokens; default: config")
-    parser.add_argument("--tree", choices=decode_outputs.TREES, default="names",
-                        help="folders of the output: NAME/sigma_0.000.png, or the reference's")
-    options = parser.parse_args(arguments)
-    if options.latents and options.ground_truth:
-        raise UserError("--latents have no truth to reduce: leave out --ground_truth")
-    if options.frame and not options.latents:
-        raise UserError("--frame belongs to --latents: pictures are noised as the network expects")
-    if not options.plan and options.out is None:
-        raise UserError("--out is missing: name a folder for the pictures")
-    return options
 
 
 class ListReleases(argparse.Action):

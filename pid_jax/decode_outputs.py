@@ -1,4 +1,4 @@
-"""What the decode command writes: where each picture goes, when it is complete, sheets and scores."""
+"""What the decode command writes: places of pictures, when one is complete, sheets, scores."""
 
 import dataclasses
 import functools

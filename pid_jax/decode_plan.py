@@ -86,7 +86,8 @@ def as_stored(folder: Path, which: str, shapes: Params) -> Params:
 
 
 def plan(decoder: PixelDecoder, latent_shape: tuple[int, ...], steps: int | None = None,
-         guidance: float | None = None, tile: int | None = None, overlap: int | None = None) -> Plan:
+         guidance: float | None = None, tile: int | None = None, overlap: int | None = None
+         ) -> Plan:
     """Compiles the drawing of latents [B, h, w, C] for this process's devices, and reports.
 
     What is compiled goes to the compilation cache, where the drawing finds it.

@@ -29,7 +29,6 @@ from pid_jax.sampling_inputs import (SamplerSettings, Text, check_finite, check_
 
 LATENT_NOISE = 1  # folded into an item's key, so that no noise is used twice
 VARIANCE_PRESERVING = ("sdxl",)  # families whose latents are noised so, whatever was trained on
-OVERLAP = 256  # pixels that neighbouring tiles share, unless the tile is small
 
 
 class PixelDecoder(Drawer):
@@ -152,7 +151,7 @@ class PixelDecoder(Drawer):
             return None
         patch = self.objective.net.patch_size
         if overlap is None:
-            overlap = min(OVERLAP, tile // 4) // patch * patch
+            overlap = tiles.usual_overlap(tile, patch)
         parts = tiles.make_tiles(*size, tile, overlap, patch)
         if self.checkpoint is not None and self.checkpoint.mesh.shape["sequence"] > 1:
             raise UserError("tile and sequence both divide a picture; choose one of them")

@@ -1,7 +1,8 @@
 """The programs that are compiled ahead of time: the training step, drawing, making the state."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -9,8 +10,11 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from pid_jax import objectives, train
+from pid_jax.diffusion import tiles
+from pid_jax.errors import UserError
 from pid_jax.flops import Flops, count_flops
 from pid_jax.objectives.base import Objective
+from pid_jax.objectives.pid_teacher import PidTeacher
 from pid_jax.parallel.mesh import batch_sharding, replicated, single_device
 from pid_jax.parallel.sharding import state_shardings
 from pid_jax.training.checkpoint import with_shardings
@@ -37,13 +41,20 @@ class Program:
         return self.function.lower(*self.arguments).compile()
 
 
-def build(config: ConfigDict, mesh: Mesh, program: str, height: int, width: int) -> Program:
+def build(config: ConfigDict, mesh: Mesh, program: str, height: int, width: int,
+          tile: int = 0) -> Program:
     """The program `program` of a config on a mesh, for pictures of height x width.
 
     The batch is `config.data.batch_size`.
+
+    Args:
+      tile: side of the tiles of a decode, in pixels; 0: whole.
     """
     objective = objectives.build(config, mesh)
     objective.check_picture(height, width)
+    if tile:
+        return _drawing(objective, mesh, height, width, tile_options(objective, program, height,
+                                                                     width, tile))
     make = {"train": _training_step, "sample": _drawing, "init": _initialising}[program]
     return make(objective, mesh, height, width)
 
@@ -64,7 +75,17 @@ def first_phase(objective: Objective) -> str:
     return objective.phase(0)
 
 
-def _drawing(objective: Objective, mesh: Mesh, height: int, width: int) -> Program:
+def tile_options(objective: Objective, program: str, height: int, width: int, tile: int
+                 ) -> dict[str, tiles.Tiles]:
+    """What a decode by tiles is given beside its arrays."""
+    if program != "sample" or not isinstance(objective, PidTeacher):
+        raise UserError("tiles belong to the decode of a PiD network: --program=sample")
+    cell = objective.net.patch_size
+    return {"parts": tiles.make_tiles(height, width, tile, tiles.usual_overlap(tile, cell), cell)}
+
+
+def _drawing(objective: Objective, mesh: Mesh, height: int, width: int,
+             options_of_draw: Mapping[str, Any] = MappingProxyType({})) -> Program:
     """Guided drawing from noise: the whole solver, `config.sample.steps` steps."""
     params = objective.abstract_params
     params = with_shardings(params, state_shardings(params, mesh))
@@ -76,7 +97,7 @@ def _drawing(objective: Objective, mesh: Mesh, height: int, width: int) -> Progr
 
     def draw(params: Any, inputs: dict, null_text: jax.Array) -> jax.Array:
         return draw_pictures(params, **inputs, null_text=null_text, table=table,
-                             scale=options.guidance)
+                             scale=options.guidance, **options_of_draw)
 
     function = jax.jit(draw, out_shardings=batch_sharding(mesh))
     return Program(function, (params, inputs, null_text),
@@ -94,7 +115,8 @@ def _placed(shapes: Any, sharding: NamedSharding) -> Any:
     return with_shardings(shapes, jax.tree.map(lambda _: sharding, shapes))
 
 
-def model_flops(config: ConfigDict, program: str, height: int, width: int) -> Flops:
+def model_flops(config: ConfigDict, program: str, height: int, width: int,
+                tile: int = 0) -> Flops:
     """FLOPs that the mathematics of a program needs: no recomputation, whatever `remat` says."""
     if program == "init":
         return Flops()
@@ -102,5 +124,7 @@ def model_flops(config: ConfigDict, program: str, height: int, width: int) -> Fl
     if program == "train":
         batch = objective.batch_shapes(config.data.batch_size, height, width)
         return objective.step_flops(batch, first_phase(objective))
-    drawing = _drawing(objective.counting(), single_device(), height, width)
+    counted = objective.counting()
+    parts = tile_options(counted, program, height, width, tile) if tile else {}
+    drawing = _drawing(counted, single_device(), height, width, parts)
     return count_flops(drawing.function, *drawing.arguments)

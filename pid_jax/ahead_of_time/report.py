@@ -85,13 +85,14 @@ class Report:
 
 
 def compile_report(config: ConfigDict, topology: Topology, mesh: Mesh, program: str, height: int,
-                   width: int, flops: Flops) -> Report:
+                   width: int, flops: Flops, tile: int = 0) -> Report:
     """Compiles a program and reports; running out of memory is a report with `fits` False.
 
     Args:
       flops: of the whole program, from `programs.model_flops`.
+      tile: side of the tiles of a decode, 0 for whole.
     """
-    built = programs.build(config, mesh, program, height, width)
+    built = programs.build(config, mesh, program, height, width, tile)
     kind = mesh.devices.flat[0].device_kind or topology.name.partition(":")[0]  # GPUs' is empty
     report = Report(
         topology=topology.name, devices=mesh.size, device_kind=kind,

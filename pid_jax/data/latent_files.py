@@ -1,8 +1,8 @@
 """Reading latents that any program saved: .npy, .npz and .safetensors, single or batch.
 
 A .npy file is the latent alone. In the others it is the array called `latent`, `latents`, `samples`
-or `LQ_latent`, or the only one there is. Beside it may lie, in the same file, in a JSON file of the same
-name (numbers and texts) or in a .safetensors' metadata (texts):
+or `LQ_latent`, or the only one there is. Beside it may lie, in the same file, in a JSON file of the
+same name (numbers and texts) or in a .safetensors' metadata (texts):
 
     sigma, degrade_sigma    noise level(s) of the latents
     prompt, caption         their text(s)

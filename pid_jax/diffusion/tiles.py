@@ -15,6 +15,8 @@ import numpy as np
 
 from pid_jax.errors import UserError
 
+OVERLAP = 256
+
 TilePredict = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """`predict(part of x [B, h, w, C], top, left) -> output of the same shape`; in cells."""
 
@@ -59,6 +61,11 @@ def make_tiles(height: int, width: int, tile: int, overlap: int, cell: int) -> T
     part = min(grid[0], tile // cell), min(grid[1], tile // cell)
     return Tiles(grid, part, *(starts(whole, side, overlap // cell)
                                for whole, side in zip(grid, part)))
+
+
+def usual_overlap(tile: int, cell: int) -> int:
+    """The overlap where none is asked for: 256 pixels, or a quarter of a smaller tile."""
+    return min(OVERLAP, tile // 4) // cell * cell
 
 
 def starts(whole: int, part: int, overlap: int) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ MESH = flags.DEFINE_string("mesh", None, "data x fsdp x sequence, as 1x4x4; defa
 PROGRAM = flags.DEFINE_enum("program", "train", ("train", "sample", "init"), "what to compile")
 HEIGHT = flags.DEFINE_integer("height", None, "pixels; default config.data.image_size")
 WIDTH = flags.DEFINE_integer("width", None, "pixels; default config.data.image_size")
+TILE = flags.DEFINE_integer("tile", 0, "of --program=sample: draw by tiles of this side in pixels")
 FIT = flags.DEFINE_integer("fit", 0, "search meshes and remat policies until so many fit")
 JSON = flags.DEFINE_string("json", None, "file that also receives the numbers")
 
@@ -46,14 +47,17 @@ def main() -> None:
     check_config(config)
     size = HEIGHT.value or config.data.image_size, WIDTH.value or config.data.image_size
     machine = topology.open_topology(TOPOLOGY.value)
-    work = programs.model_flops(config, PROGRAM.value, *size)
+    work = programs.model_flops(config, PROGRAM.value, *size, TILE.value)
+    if FIT.value and TILE.value:
+        raise UserError("--tile and --fit do not go together; choose the mesh with --mesh")
     if FIT.value:
         reports = fit.search(config, machine, PROGRAM.value, *size, work, FIT.value)
         print("\n".join(fit.one_line(found) for found in reports))
     else:
         mesh = make_mesh(mesh_sizes(MESH.value, config.mesh), config.data.batch_size,
                          config.optim.accumulate, machine.devices)
-        reports = [report.compile_report(config, machine, mesh, PROGRAM.value, *size, work)]
+        reports = [report.compile_report(config, machine, mesh, PROGRAM.value, *size, work,
+                                         TILE.value)]
         print(report.table(reports[0]))
     write_json(reports)
     if not any(found.fits for found in reports):

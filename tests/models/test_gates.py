@@ -61,3 +61,13 @@ def test_low_precision_streams_keep_their_dtype():
 def test_unknown_gate_type():
     with pytest.raises(UserError, match="lq_gate_type is 'tanh'; choose one of sigma_aware"):
         gates.gate_width("tanh", 8)
+
+
+@pytest.mark.parametrize("gate_type", ["sigma_aware_per_token", "sigma_aware_per_token_per_dim"])
+def test_every_gate_closes_step_by_step_as_sigma_grows(gate_type):
+    gate = random_gate(gate_type)
+    rng = np.random.default_rng(2)
+    x, lq = rng.normal(size=(2, 1, 5, 3)).astype(np.float32)
+    levels = np.linspace(0, 1, 11).astype(np.float32)
+    opened = [(gates.sigma_aware_gate(gate, x, lq, jnp.array([s])) - x) / lq for s in levels]
+    assert np.all(np.diff(np.stack(opened), axis=0) < 0) and np.all(opened[-1] > 0)
