@@ -32,8 +32,8 @@ WORKDIR = flags.DEFINE_string("workdir", ".", "folder whose disk must have room"
 FREE = flags.DEFINE_float("free_gib", 1.0, "room that its disk must have, GiB", lower_bound=0)
 
 GIB = 2**30
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "absl-py", "array_record",
-            "clu", "einops", "matplotlib", "ml_collections", "msgpack", "numpy", "Pillow",
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "absl-py",
+            "array_record", "clu", "einops", "matplotlib", "ml_collections", "msgpack", "numpy", "Pillow",
             "safetensors", "tensorflow-datasets")
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}  # of outputs of size 1
 NETWORK = {"hidden_size": 64, "num_groups": 2, "patch_size": 8, "patch_depth": 2,
@@ -77,7 +77,8 @@ def looked_at(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
         except Exception as error:
             reason = str(error) if isinstance(error, UserError) else (
                 f"{type(error).__name__}: {error}")
-            finding = Finding(check.__name__.replace("_", " "), " ".join(reason.split())[:300], True)
+            finding = Finding(check.__name__.replace("_", " "), " ".join(reason.split())[:300],
+                              True)
         print(f"{'MISSING' if finding.missing else 'ok':8}{finding.what:16} {finding.text}",
               flush=True)
         yield finding

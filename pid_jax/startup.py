@@ -108,8 +108,8 @@ def check_memory(plan: dict[str, int]) -> None:
     """Refuses a state that does not fit a device, before it is made."""
     needed, limit = sum(plan.values()), device_memory()
     if needed > limit:
-        raise UserError(f"parameters, gradients, optimizer and averages take {needed / GIB:.1f} GiB "
-                        f"on each device, which has {limit / GIB:.1f}; divide them over more "
+        raise UserError(f"parameters, gradients, optimizer and averages take {needed / GIB:.1f} "
+                        f"GiB on each device, which has {limit / GIB:.1f}; divide them over more "
                         "devices with config.mesh.fsdp, or train a smaller network")
 
 

@@ -82,8 +82,8 @@ def refuse_unreachable(address: str, process: int, seconds: float = START_SECOND
             return
         except OSError as error:
             if time.monotonic() > end:
-                raise UserError(f"the coordinator {address} ({COORDINATOR}) does not answer process "
-                                f"{process} ({error}); {_advice(host)}") from error
+                raise UserError(f"the coordinator {address} ({COORDINATOR}) does not answer "
+                                f"process {process} ({error}); {_advice(host)}") from error
             time.sleep(0.2)
 
 

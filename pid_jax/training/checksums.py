@@ -2,8 +2,8 @@
 
 An array's sum is computed where the array lies, on any number of devices, before it is written and
 after it is read, so it covers the way there and back, on any storage. The sums are in the card,
-which commits together with the arrays. The sum of words w_i, sum_i w_i * (c * i + 1) mod 2^32 with c
-even, has odd weights: any change of one word changes it, and so do words that trade places (but
+which commits together with the arrays. The sum of words w_i, sum_i w_i * (c * i + 1) mod 2^32 with
+c even, has odd weights: any change of one word changes it, and so do words that trade places (but
 for one pair in 2^31).
 """
 

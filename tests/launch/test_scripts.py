@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -201,7 +202,8 @@ def supervise(folder: Path, *codes: int, **environment: str) -> tuple[int, int, 
     done = subprocess.run(
         ["bash", str(LAUNCH / "supervise.sh"), "bash", "-c", command], cwd=folder, text=True,
         capture_output=True, timeout=60,
-        env={"PATH": os.environ["PATH"], "HOME": "/", "RESTART_PAUSE": "0", "SHORT": "0"} | environment)
+        env={"PATH": os.environ["PATH"], "HOME": "/", "RESTART_PAUSE": "0",
+             "SHORT": "0"} | environment)
     return done.returncode, (folder / "starts").read_text().count("x"), done.stderr
 
 
@@ -239,3 +241,55 @@ def test_a_notice_of_the_platform_is_a_signal(tmp_path):
                                             "PATH": with_curl(tmp_path)})
     assert done.returncode == 143 and done.stdout.endswith("saved\n")
     assert "the platform takes this machine" in done.stderr
+
+
+# Scripts that run for real here, with a stand-in for Python.
+
+def stand_in(folder: Path, body: str) -> dict[str, str]:
+    """Settings under which the scripts call a shell script in the place of Python."""
+    python = folder / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/usr/bin/env bash\n{body}\n")
+    python.chmod(0o755)
+    return {"VENV": str(folder / "venv"), "PLATFORM": "cpu"}
+
+
+def test_single_host_starts_lists_and_stops(tmp_path):
+    settings = stand_in(tmp_path, f"case $* in *check_env*) exit 0;; esac\n{STAYS}")
+    run = str(tmp_path / "run")
+    flags = ("--", "--config=a.py", f"--workdir={run}")
+    started = script("single_host", *flags, **settings)
+    assert started.returncode == 0, started.stderr
+    log = Path(run) / "launch.log"
+    wait_until(lambda: "started" in log.read_text())
+    assert "running: process" in script("single_host", "--list", WORKDIR=run).stdout
+    assert "a run is at work" in script("single_host", *flags, **settings).stderr
+    assert script("single_host", "--delete", WORKDIR=run).returncode == 0
+    wait_until(lambda: "saved" in log.read_text())
+    wait_until(lambda: "no run in" in script("single_host", "--list", WORKDIR=run).stdout)
+
+
+def test_single_host_does_not_start_on_a_machine_that_lacks_something(tmp_path):
+    settings = stand_in(tmp_path, "echo 'error: 1 of 9 checks' >&2; exit 1")
+    done = script("single_host", "--", "--config=a.py", f"--workdir={tmp_path}", **settings)
+    assert done.returncode == 1 and "1 of 9 checks" in done.stderr
+    assert not (tmp_path / "launch.pid").exists()
+
+
+@pytest.mark.parametrize("codes, status, starts", [
+    ((0, 0), 0, 1), ((134, 1), 1, 1), ((143, 143), 143, 3), ((2, 134), 2, 1)])
+def test_a_rehearsal_is_one_run(tmp_path, codes, status, starts):
+    settings = stand_in(tmp_path, f"echo start; codes=({codes[0]} {codes[1]}); "
+                        "exit ${codes[$PID_JAX_PROCESS]}")
+    done = script("rehearse", "--", "--config=a.py", f"--workdir={tmp_path}/run", RESTARTS="2",
+                  **settings)
+    assert done.returncode == status, done.stderr
+    log = (tmp_path / "run" / "rehearsal" / "process_1.log").read_text()
+    assert log.count("start") == starts
+
+
+def wait_until(true, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -46,7 +46,8 @@ def test_one_process_that_hangs_shows_its_stacks_once_and_goes_on(monkeypatch, c
         wait_until(lambda: caplog.records)
         time.sleep(0.2)
         assert len(dumped) == 1
-    assert "has been at step 7 for 0.1 s (config.mesh.patience); its stacks are above" in caplog.text
+    assert ("has been at step 7 for 0.1 s (config.mesh.patience); its stacks are above"
+            in caplog.text)
 
 
 def test_a_file_asks_for_a_profile(tmp_path, monkeypatch):
