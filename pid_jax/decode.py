@@ -33,7 +33,8 @@ from pid_jax import comparison_page, decode_outputs, decode_plan, drawing_comman
 from pid_jax.data import command, latent_files
 from pid_jax.decode_latents import latent_requests
 from pid_jax.decode_outputs import DRAWN, SMALL, TRUTH, UNTRAINED, Row, Tree
-from pid_jax.decode_requests import CODEC, LQ, Request, Wishes, picture_requests
+from pid_jax.decode_requests import (CODEC, LQ, Request, Wishes, level_name,
+                                     picture_requests)
 from pid_jax.encoders.pipeline_latents import FRAMES
 from pid_jax.errors import UserError
 from pid_jax.inference import PixelDecoder
@@ -290,7 +291,7 @@ def parse_sigmas(text: str) -> tuple[float, ...]:
     except ValueError as error:
         raise argparse.ArgumentTypeError(
             f"{text!r} are no noise levels; write numbers such as 0,0.2") from error
-    if len({f"{sigma:.3f}" for sigma in sigmas}) < len(sigmas):
+    if len({level_name(sigma) for sigma in sigmas}) < len(sigmas):
         raise argparse.ArgumentTypeError(
             f"{text!r} holds noise levels that differ by less than 0.001, which have one file name")
     return sigmas

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from pid_jax.data import command, latent_files, latent_layouts, manifests
-from pid_jax.decode_requests import Request, Size, UniqueNames, Wishes, digest
+from pid_jax.decode_requests import (Request, Size, UniqueNames, Wishes, check_levels,
+                                     digest)
 from pid_jax.encoders.pipeline_latents import TOKEN_PIXELS, reframe
 from pid_jax.encoders.protocols import LatentCodec
 from pid_jax.encoders.weights import MissingWeights
@@ -39,14 +40,18 @@ def latent_requests(decoder: PixelDecoder, paths: Sequence[Path], wishes: Wishes
         for number in range(len(latents)):
             name = unique(entry.name if len(latents) == 1 else f"{entry.name}_{number:03d}")
             item = _Item(file, number, entry)
-            for level in wishes.sigmas or item.sigmas:
-                latent, sigma = reframe(latents[number], level, frame, decoder.path)
+            framed = [reframe(latents[number], level, frame, decoder.path)
+                      for level in wishes.sigmas or item.sigmas]
+            check_levels([sigma for _, sigma in framed], str(entry.path))
+            scale = decoder.objective.net.sr_scale
+            small = _covering(item.picture(file.small), tuple(-(-side // scale) for side in size))
+            for latent, sigma in framed:
                 yield Request(
                     name, f"{entry.path}[{number}]", sigma,
                     item.prompt if wishes.prompt is None else wishes.prompt,
                     wishes.seed if entry.seed is None else entry.seed, size, latents.shape[1:3],
                     digest(latent, *item.given.values()), functools.partial(np.asarray, latent),
-                    item.picture(file.small), _cut(item.picture(file.truth), size), item.given)
+                    small, _cut(item.picture(file.truth), size), item.given)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +92,15 @@ class _Item:
 
 def _cut(picture: np.ndarray | None, size: Size) -> np.ndarray | None:
     """A truth [H, W, 3] of the drawn size; None where it is smaller."""
+    picture = _covering(picture, size)
+    return None if picture is None else picture[:size[0], :size[1]]
+
+
+def _covering(picture: np.ndarray | None, size: Size) -> np.ndarray | None:
+    """The picture; None where it is smaller than `size`."""
     if picture is None or picture.shape[0] < size[0] or picture.shape[1] < size[1]:
         return None
-    return picture[:size[0], :size[1]]
+    return picture
 
 
 def _entries(paths: Sequence[Path]) -> Iterator[manifests.Entry]:

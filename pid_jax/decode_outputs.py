@@ -15,7 +15,7 @@ from PIL import Image
 import pid_jax
 from pid_jax import drawing_command, images
 from pid_jax.data import command
-from pid_jax.decode_requests import CODEC, LQ, Request
+from pid_jax.decode_requests import CODEC, LQ, Request, level_name
 from pid_jax.evaluation.picture_scores import compare
 from pid_jax.files import atomic_write
 
@@ -45,7 +45,7 @@ class Tree:
 
     def path(self, column: str, name: str, sigma: float) -> Path:
         """The PNG of a column of a request."""
-        level = f"sigma_{sigma:.3f}"
+        level = level_name(sigma)
         if self.kind == "reference":
             folder = self.out / REFERENCE_FOLDERS.get(column, self.tag)
             return (folder / level if column in (DRAWN, *OF_A_LEVEL) else folder) / f"{name}.png"

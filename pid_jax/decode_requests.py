@@ -132,6 +132,7 @@ def picture_requests(decoder: PixelDecoder, inputs: Sequence[Path], wishes: Wish
     unique = UniqueNames()
     for picture in read_pictures(inputs, skipped):
         sigmas = check_sigma(wishes.sigmas or picture.sigmas or (0.0,))
+        check_levels(sigmas, picture.source)
         seed = wishes.seed if picture.seed is None else picture.seed
         name = unique(picture.name)
         small, size, truth = prepare(decoder, picture, wishes.ground_truth, wishes.size)
@@ -149,6 +150,18 @@ def picture_requests(decoder: PixelDecoder, inputs: Sequence[Path], wishes: Wish
 
 def _encoded(decoder: PixelDecoder, padded: np.ndarray, sigma: float, seed: int) -> np.ndarray:
     return np.asarray(decoder.encode(padded[None], sigma, seed))[0]
+
+
+def level_name(sigma: float) -> str:
+    """What files of a noise level are called."""
+    return f"sigma_{sigma:.3f}"
+
+
+def check_levels(sigmas: Sequence[float], source: str) -> None:
+    """Refuses noise levels of one input that would have one file name."""
+    if len({level_name(sigma) for sigma in sigmas}) < len(sigmas):
+        raise UserError(f"{source}: noise levels {', '.join(f'{s:g}' for s in sigmas)} differ by "
+                        "less than 0.001, which have one file name; leave one out")
 
 
 def digest(*arrays: np.ndarray) -> str:

@@ -88,6 +88,9 @@ def test_fix_batches_frames_and_flags(decoder, tmp_path):
     item, = decode.latent_requests(decoder, [tmp_path / "x.npz"], decode.Wishes())
     assert item.sigma == pytest.approx(0.75) and item.prompt == "text"
     np.testing.assert_allclose(item.latent, noised / 4, rtol=1e-6)
+    with pytest.raises(UserError, match="have one file name"):
+        list(decode.latent_requests(decoder, [tmp_path / "x.npz"],
+                                    decode.Wishes(sigmas=(9000.0, 10000.0))))
     with pytest.raises(UserError, match="no noise level of the frame 'flow'"):
         list(decode.latent_requests(decoder, [tmp_path / "x.npz"], decode.Wishes(frame="flow")))
 
@@ -159,7 +162,7 @@ def malformed(rng: np.random.Generator, number: int, folder) -> list[str]:
     if kind == 3:
         line = rng.choice(['{"image": 3}', "[]", "nonsense", '{"image": "a.png", "seed": "x"}', "",
                            '{"image": "a.png", "sigma": []}', '{"image": "a.png", "wrong": 1}',
-                           '{"image": "none.png"}', '{"image": "a.png", "sigma": [2]}',
+                           '{"image": "a.png"}\n[]', '{"image": "none.png"}', '{"image": "a.png", "sigma": [2]}',
                            '{"image": "a\\u0000b"}'])
         file.with_suffix(".jsonl").write_text(line)
         return ["--input", file.with_suffix(".jsonl")]

@@ -7,7 +7,6 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,8 @@ class Entry:
     frame: str | None = None
 
 
-def read(path: Path, kind: str) -> Iterator[Entry]:
-    """The entries of a manifest.
+def read(path: Path, kind: str) -> list[Entry]:
+    """The entries of a manifest, all of them checked.
 
     Args:
       kind: "image" or "latent", the key of the path.
@@ -48,8 +47,8 @@ def read(path: Path, kind: str) -> Iterator[Entry]:
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise UserError(f"the manifest {path} is empty; write one JSON object a line")
-    for index, (number, line) in enumerate(numbered):
-        yield _entry(f"{path}, line {number}", path.parent, kind, index, line)
+    return [_entry(f"{path}, line {number}", path.parent, kind, index, line)
+            for index, (number, line) in enumerate(numbered)]
 
 
 def _entry(where: str, folder: Path, kind: str, index: int, line: str) -> Entry:
