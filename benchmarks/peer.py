@@ -51,7 +51,9 @@ class Peer:
         threads = threads or len(os.sched_getaffinity(0))
         self.process = subprocess.Popen(
             [python, str(SCRIPT), str(folder / "weights.npz"), str(folder / "options.json"),
-             str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+             str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            # A killed run leaves half a library in torch.compile's shared cache.
+            env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")})
 
     def add_batch(self, name: str, arrays: Mapping[str, np.ndarray]) -> str:
         """Writes inputs in this project's layout; gives what requests call them."""
