@@ -6,8 +6,8 @@ Paper: PiD, arXiv 2605.23902 (DMD2, arXiv 2405.14867).
         --config.init_from=runs/chain/teacher
 
 Hardware: two CPU cores, minutes. Expect: `samples/` (bicubic | student | truth) close to the
-teacher's with 4 network calls instead of its 50. Every third update is the student's (the reference:
-every sixth), so that few updates are enough.
+teacher's with 4 network calls instead of its 50. Every third update is the student's (in the
+reference every sixth), so that few updates are enough.
 """
 
 from ml_collections import ConfigDict

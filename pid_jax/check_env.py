@@ -33,8 +33,8 @@ FREE = flags.DEFINE_float("free_gib", 1.0, "room that its disk must have, GiB", 
 
 GIB = 2**30
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "absl-py",
-            "array_record", "clu", "einops", "matplotlib", "ml_collections", "msgpack", "numpy", "Pillow",
-            "safetensors", "tensorflow-datasets")
+            "array_record", "clu", "einops", "matplotlib", "ml_collections", "msgpack", "numpy",
+            "Pillow", "safetensors", "tensorflow-datasets")
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}  # of outputs of size 1
 NETWORK = {"hidden_size": 64, "num_groups": 2, "patch_size": 8, "patch_depth": 2,
            "pixel_hidden_size": 4, "pixel_attn_hidden_size": 32, "pixel_num_groups": 2,

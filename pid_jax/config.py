@@ -57,12 +57,12 @@ UNIT = ("data.caption_dropout", "noising.latent_dropout", "noising.apply_prob",
         "jit.label_drop")
 MAY_BE_INFINITE = ("optim.clip_norm", "optim.skip_grad_norm_threshold")
 LISTS = {
-    "data.sizes": str, "data.caption_fields": str, "data.sources": str, "sample.prompts": str, "optim.betas": float,
-    "optim.warm_up_steps": int, "optim.cycle_lengths": int, "optim.f_start": float,
+    "data.sizes": str, "data.caption_fields": str, "data.sources": str, "sample.prompts": str,
+    "optim.betas": float, "optim.warm_up_steps": int, "optim.cycle_lengths": int,
+    "optim.f_start": float, "optim.f_max": float, "optim.f_min": float,
     "lora.targets": str, "init_fresh": str, "init_unused": str, "sample.more_weights": str,
-    "sample.more_guidance": float, "sample.more_sizes": int, "sample.batches": str, "log.profile": int,
-    "sample.guidance_interval": float,
-    "optim.f_max": float, "optim.f_min": float, "distill.times": float,
+    "sample.more_guidance": float, "sample.more_sizes": int, "sample.batches": str,
+    "log.profile": int, "sample.guidance_interval": float, "distill.times": float,
     "distill.fake_score.betas": float, "distill.discriminator.feature_indices": int}
 
 

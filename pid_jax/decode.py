@@ -9,14 +9,15 @@
 `--input` takes pictures, folders of pictures, manifests (.jsonl) and data sets packed by
 `pid_jax.data` (their captions are the prompts). A picture is encoded by the codec of the
 checkpoint; with `--ground_truth` it is first reduced by the checkpoint's scale, and the result is
-compared with it. `--latents` takes .npy, .npz, .safetensors, the reference's fix-batch .pt and manifests.
+compared with it. `--latents` takes .npy, .npz, .safetensors, the reference's fix-batch .pt and
+manifests.
 
 Writes OUT/NAME/sigma_0.000.png with a JSON beside it for every picture and noise level, what it is
 compared with, sheets OUT/grid*.png (LQ bicubic | PiD | truth), the page OUT/compare.html and, with
 `--ground_truth`, OUT/metrics.json. Run again, it draws what is missing or was made with other
-settings. Several processes (--sequence 1) share the pictures. Exit status: 0 done, 2 bad input, 1
-the network's output was not finite. In a folder or data set, pictures that cannot be read are named,
-counted and left out.
+settings. Several processes (--sequence 1) share the pictures. In a folder or data set, pictures that
+cannot be read are named, counted and left out. Exit status: 0 done, 2 bad input, 1 the network's
+output was not finite.
 """
 
 import argparse

@@ -49,7 +49,8 @@ def test_ground_truth_writes_pictures_notes_sheet_and_scores(run, tmp_path, caps
     sheet = np.asarray(Image.open(out / "grid.png"))
     np.testing.assert_array_equal(sheet[:32, -32:], photo[4:36, 9:41])
     means = read_json(out / "metrics.json")["mean_by_sigma"]
-    assert set(means) == {"0.000", "0.300"} and means["0.000"]["pid"].keys() == {"psnr", "ssim", "de2000"}
+    assert set(means) == {"0.000", "0.300"}
+    assert means["0.000"]["pid"].keys() == {"psnr", "ssim", "de2000"}
     assert means["0.000"]["lq_bicubic"]["psnr"] > means["0.000"]["pid"]["psnr"]
     assert "mean sigma 0.300" in capsys.readouterr().out
 

@@ -162,8 +162,8 @@ def malformed(rng: np.random.Generator, number: int, folder) -> list[str]:
     if kind == 3:
         line = rng.choice(['{"image": 3}', "[]", "nonsense", '{"image": "a.png", "seed": "x"}', "",
                            '{"image": "a.png", "sigma": []}', '{"image": "a.png", "wrong": 1}',
-                           '{"image": "a.png"}\n[]', '{"image": "none.png"}', '{"image": "a.png", "sigma": [2]}',
-                           '{"image": "a\\u0000b"}'])
+                           '{"image": "a.png"}\n[]', '{"image": "none.png"}',
+                           '{"image": "a.png", "sigma": [2]}', '{"image": "a\\u0000b"}'])
         file.with_suffix(".jsonl").write_text(line)
         return ["--input", file.with_suffix(".jsonl")]
     if kind == 4:

@@ -40,8 +40,8 @@ class Interruption:
     def notice(self, number: int) -> None:
         """Remembers the first signal; ends the process at the second."""
         if self.signal:
-            end_process(f"{signal.Signals(number).name} came twice; nothing more is saved, run the same "
-                        "command again to go on from the newest checkpoint", 128 + number)
+            end_process(f"{signal.Signals(number).name} came twice; nothing more is saved, run the "
+                        "same command again to go on from the newest checkpoint", 128 + number)
         self.signal = signal.Signals(number)
         self._timer = threading.Timer(self._grace, self._give_up)
         self._timer.daemon = True
