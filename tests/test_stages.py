@@ -1,4 +1,4 @@
-"""The three stages of PiD: killed runs go on bit for bit, a chain of stages, memory of a phase."""
+"""Killed runs of PiD's stages and DiTok go on bit for bit; a chain of stages; a phase's memory."""
 
 import signal
 
@@ -19,9 +19,12 @@ pytestmark = pytest.mark.slow
 
 CONFIG = """
 from tests import tiny
+from tests.objectives import test_ditok
 
 def get_config(objective):
-    return tiny.config(objective, {data!r})
+    make = test_ditok.make_config if objective == "ditok_stage2" else (
+        lambda data: tiny.config(objective, data))
+    return make({data!r})
 """
 TEXTS = ("data", "config", "card")
 RUN = ("--config.total_steps=10", "--config.checkpoint.every=1", "--config.checkpoint.keep=20")
@@ -50,7 +53,8 @@ def of(lab, objective):
 @pytest.mark.parametrize("objective, items", [
     ("pixeldit_t2i", {"params", "ema", "optimizer"}),
     ("pid_teacher", {"params", "ema", "optimizer"}),
-    ("pid_student", {"params", "ema", "optimizer", "fake_score", "discriminator"})])
+    ("pid_student", {"params", "ema", "optimizer", "fake_score", "discriminator"}),
+    ("ditok_stage2", {"params", "ema", "ema2", "optimizer"})])
 def test_killed_after_any_phase_is_bit_identical(lab, objective, items):
     lab = of(lab, objective)
     code, output = lab.finish(f"{objective}-whole", *RUN)
