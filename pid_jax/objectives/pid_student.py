@@ -399,7 +399,7 @@ class PidStudent(PidTeacher):
         """
         times = few_step.sampling_times(steps, self.options.times, self.options.steps,
                                         self.options.first_time)
-        if np.any(np.diff(times) >= 0):
+        if np.any(np.diff(times) == 0):
             raise UserError(f"steps is {steps}, but this student was distilled at "
                             f"{self.options.steps} times, and some would come twice; choose 1 to "
                             f"{self.options.steps} steps")
