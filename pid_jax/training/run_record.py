@@ -1,5 +1,6 @@
 """`runs.jsonl`: one line for every start of a run, with what is needed to repeat it."""
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -48,6 +49,7 @@ def changes(workdir: Path, config: ConfigDict) -> list[str]:
     return list(config_lib.differences(before, config, tuple(sorted(config))))
 
 
+@functools.cache  # asked for twice while a run starts
 def code() -> dict[str, Any]:
     """Version, digest of the package's source, and the commit where there is a repository."""
     root = Path(pid_jax.__file__).parent
