@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from pid_jax.loading import (WEIGHTS, Checkpoint, check_which, drawing_mesh, for
                              open_objective)
 from pid_jax.models.lora import AdaptedNet
 from pid_jax.objectives.pid_teacher import PidTeacher
-from pid_jax.parallel.sharding import state_shardings
+from pid_jax.parallel.sharding import bytes_per_device, state_shardings
 from pid_jax.sampling_inputs import SamplerSettings, sampler_settings
 from pid_jax.training import checkpoint as checkpoint_lib
 from pid_jax.training.state import Params
@@ -98,8 +97,7 @@ def plan(decoder: PixelDecoder, latent_shape: tuple[int, ...], steps: int | None
                                 np.zeros(objective.text_shape(1).shape, np.float32))
     lowered = decoder.lower(latent_shape, settings, parts)
     memory = lowered.compile().memory_analysis()
-    weights = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
-                  for leaf in jax.tree.leaves(decoder.checkpoint.params))
+    weights = bytes_per_device(decoder.checkpoint.params)
     return Plan(size, latent_shape[0], settings.steps, 1 if parts is None else parts.count,
                 weights, max(memory.argument_size_in_bytes - weights, 0),
                 memory.temp_size_in_bytes, memory.output_size_in_bytes,

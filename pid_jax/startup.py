@@ -20,7 +20,7 @@ from pid_jax.errors import UserError
 from pid_jax.objectives.base import Objective
 from pid_jax.parallel import mesh as mesh_lib
 from pid_jax.parallel import multihost
-from pid_jax.parallel.sharding import state_shardings
+from pid_jax.parallel.sharding import bytes_per_device, state_shardings
 from pid_jax.training import checkpoint, run_record, storage
 from pid_jax.training.checkpoint import with_shardings
 from pid_jax.training.state import TrainState
@@ -88,12 +88,6 @@ def memory_plan(state: TrainState) -> dict[str, int]:
     parts = {"parameters": state.params, "gradients": state.params, "optimizer": state.opt_state,
              "averages": state.ema, "other networks": (state.companions, state.frozen)}
     return {name: bytes_per_device(tree) for name, tree in parts.items()}
-
-
-def bytes_per_device(tree: Any) -> int:
-    """What one device holds of a tree of shapes with shardings."""
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
-               for leaf in jax.tree.leaves(tree))
 
 
 def device_memory() -> int:

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from pid_jax.ahead_of_time import programs
-from pid_jax.ahead_of_time.report import REMAT_FORWARDS, Report, bytes_per_chip, compile_report
+from pid_jax.ahead_of_time.report import REMAT_FORWARDS, Report, compile_report
 from pid_jax.ahead_of_time.topology import GIB, Topology
 from pid_jax.errors import UserError
 from pid_jax.flops import Flops
 from pid_jax.parallel.mesh import AXES, make_mesh
+from pid_jax.parallel.sharding import bytes_per_device
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ def _try(config: ConfigDict, topology: Topology, program: str, height: int, widt
     mesh = make_mesh(dict(zip(AXES, candidate.shape)), config.data.batch_size,
                      config.optim.accumulate, topology.devices)
     built = programs.build(config, mesh, program, height, width)
-    if bytes_per_chip(built.arguments) > topology.generation.memory:
+    if bytes_per_device(built.arguments) > topology.generation.memory:
         return None
     return compile_report(config, topology, mesh, program, height, width, flops)
 

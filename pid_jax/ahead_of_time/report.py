@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -17,6 +16,7 @@ from pid_jax.ahead_of_time import programs
 from pid_jax.ahead_of_time.topology import GIB, Topology
 from pid_jax.flops import Flops
 from pid_jax.parallel import hlo
+from pid_jax.parallel.sharding import bytes_per_device
 
 NOTES = (
     "FLOPs are counted in the traced program (loop bodies as often as they turn, attention "
@@ -99,7 +99,7 @@ def compile_report(config: ConfigDict, topology: Topology, mesh: Mesh, program: 
         program=program, mesh=dict(mesh.shape), height=height, width=width,
         batch=config.data.batch_size, remat=config.model.remat, flops=flops,
         limit=topology.generation.memory, fits=False,
-        arguments={name: bytes_per_chip(tree) for name, tree in built.parts.items()})
+        arguments={name: bytes_per_device(tree) for name, tree in built.parts.items()})
     start = time.monotonic()
     try:
         compiled = built.compile()
@@ -128,12 +128,6 @@ def out_of_memory(error: Exception) -> str:
         raise error
     used = re.search(r"[^.\n]*(?:[Uu]sed [\d.]+\w? of [\d.]+\w?|exceeds available)[^\n]*", text)
     return (used[0] if used else text.splitlines()[0]).strip()[:300]
-
-
-def bytes_per_chip(tree: Any) -> int:
-    """What one device holds of a tree of shapes with shardings."""
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
-               for leaf in jax.tree.leaves(tree))
 
 
 def rough_seconds(report: Report, topology: Topology) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pid_jax.errors import UserError
@@ -98,3 +99,9 @@ def _spec(name: str, shape: tuple[int, ...], mesh: Mesh, rules: Rules,
             return tactic(name, shape, mesh)
     unmatched.append(name)
     return PartitionSpec()
+
+
+def bytes_per_device(tree: Any) -> int:
+    """What one device holds of a tree of shapes with shardings."""
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
+               for leaf in jax.tree.leaves(tree))

@@ -13,6 +13,7 @@ from pid_jax.ahead_of_time.fit import one_line
 from pid_jax.ahead_of_time.report import Report
 from pid_jax.ahead_of_time.topology import GENERATIONS, GIB, Topology
 from pid_jax.flops import Flops
+from pid_jax.parallel.sharding import bytes_per_device
 
 MESH = {"data": 1, "fsdp": 4, "sequence": 4}
 
@@ -59,7 +60,7 @@ def test_out_of_memory_is_a_result_and_other_errors_are_errors():
     assert "does not fit" in report_lib.table(refused)
 
 
-def test_bytes_per_chip():
+def test_bytes_per_device():
     sharding = NamedSharding(AbstractMesh((1, 4, 4), tuple(MESH)), PartitionSpec("fsdp", None))
     leaf = jax.ShapeDtypeStruct((8, 10), jnp.bfloat16, sharding=sharding)
-    assert report_lib.bytes_per_chip({"a": leaf, "b": leaf}) == 2 * 2 * 10 * 2
+    assert bytes_per_device({"a": leaf, "b": leaf}) == 2 * 2 * 10 * 2
