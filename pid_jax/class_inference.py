@@ -106,11 +106,11 @@ def sampler_note(config: ConfigDict, steps: int | None = None, guidance: float |
     options = config.sample
     both = {"steps": options.steps if steps is None else steps,
             "guidance": options.guidance if guidance is None else guidance}
+    common = {"sampler": options.sampler, **both,
+              "guidance_interval": list(options.guidance_interval)}
     if config.objective == "jit_c2i":
-        return {"sampler": config.jit.method, **both,
-                "guidance_interval": list(config.jit.interval)}
-    return {"sampler": options.sampler, "rule": options.rule, **both,
-            "guidance_interval": list(options.guidance_interval),
+        return common | {"noise_scale": config.jit.noise_scale}
+    return {**common, "rule": options.rule,
             "shift": config.flow.shift if options.shift is None else options.shift,
             "last_step": options.last_step}
 

@@ -3,11 +3,13 @@ import json
 import numpy as np
 import pytest
 
-from pid_jax import generate
+from pid_jax import evaluate, generate, objectives
 from pid_jax.class_inference import ClassGenerator, parse_classes
 from pid_jax.data import command
 from pid_jax.errors import UserError
+from pid_jax.training.checkpoint import Checkpointer
 from tests import drawing
+from tests.objectives.test_ditok import JIT, SIDE, make_config
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +30,21 @@ def test_classes_become_pictures_with_notes(checkpoint, tmp_path):
     assert (note["class"], note["seed"], note["size"]) == (2, 7, [16, 16])
     assert note["sampler"] == "flowdpm" and note["guidance_interval"] == [0.0, 1.0]
     assert json.loads((tmp_path / "grid.json").read_text())["rows"] == ["0", "1", "2"]
+
+
+def test_jit_is_drawn_and_scored_with_its_sampler_noted(tmp_path):
+    config = make_config(model=JIT)
+    config.sample.update({"sampler": "heun", "guidance_interval": (0.1, 1.0), "steps": 2})
+    objective = objectives.build(config)
+    saver = Checkpointer(tmp_path / "run", 1)
+    saver.save(objective.start(drawing.random_like(objective.abstract_params, 0)), {}, config)
+    saver.close()
+    assert command.run(evaluate.main, ["--checkpoint", str(tmp_path / "run"), "--out",
+                                       str(tmp_path / "scores"), "--count", "2",
+                                       "--batch_size", "2", "--guidance", "1"]) == 0
+    (result,) = json.loads((tmp_path / "scores" / "results.json").read_text())
+    assert result["sampler"] == "heun" and result["guidance_interval"] == [0.1, 1.0]
+    assert [result[key] for key in ("steps", "guidance", "noise_scale", "size")] == [2, 1, 1, SIDE]
 
 
 def test_a_picture_depends_on_its_class_and_seed_only(generator):
