@@ -18,9 +18,12 @@ _TURNS = {
 _SIDEWAYS = (5, 6, 7, 8)
 # Formats that are only pixels; Pillow knows others that run programs (EPS) or hold documents (PDF).
 _WANTED_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "AVIF")
+# A JPEG with further pictures behind it, as cameras write them, is Pillow's MPO.
+_JPEG = ("JPEG", "MPO")
 
-# Pillow raises above twice its limit (178,956,970 pixels), which `decode` reports; its warning
-# below that says nothing a user must act on.
+# Pillow raises above twice its limit, which `decode` reports; its warning below that says nothing a
+# user must act on.
+MOST_PIXELS = 178_956_970
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
@@ -37,7 +40,7 @@ def probe(data: bytes) -> tuple[int, int]:
 def format_of(data: bytes) -> str:
     """The format of an encoded picture by its content, such as "JPEG". Raises UserError."""
     with _open(data) as image:
-        return image.format
+        return "JPEG" if image.format in _JPEG else image.format
 
 
 def decode(data: bytes, at_least: tuple[int, int] | None = None) -> Image.Image:
@@ -55,7 +58,7 @@ def decode(data: bytes, at_least: tuple[int, int] | None = None) -> Image.Image:
         orientation = _orientation(image)
         turn = _TURNS.get(orientation)
         try:
-            if at_least is not None and image.format == "JPEG":
+            if at_least is not None and image.format in _JPEG:
                 image.draft(None, at_least[::-1] if orientation in _SIDEWAYS else at_least)
             image.load()
             rgb = _to_rgb(image)
@@ -117,7 +120,10 @@ def _formats() -> list[str]:
 
 
 def _orientation(image: Image.Image) -> int:
-    """The EXIF orientation; 1 where it is absent or its block is damaged (common, harmless)."""
+    """The EXIF orientation; 1 where it is absent or its block is damaged (common, harmless), and
+    for TIFF, which Pillow turns itself."""
+    if image.format == "TIFF":
+        return 1
     try:
         return image.getexif().get(EXIF_ORIENTATION, 1)
     except Exception:

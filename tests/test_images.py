@@ -24,15 +24,24 @@ def test_lossy_formats_decode(kind):
     assert np.abs(decoded - np.asarray(picture())).mean() < 8
 
 
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])  # Pillow turns the second itself
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_is_applied(orientation):
+def test_exif_orientation_is_applied(orientation, kind):
     exif = Image.Exif()
     exif[images.EXIF_ORIENTATION] = orientation
-    data = encoded(picture(), "PNG", exif=exif)
+    data = encoded(picture(), kind, exif=exif)
     size = (30, 40) if orientation > 4 else (40, 30)
     assert images.probe(data) == images.decode(data).size == size
     if orientation == 6:
         np.testing.assert_array_equal(images.decode(data), np.rot90(picture(), -1))
+
+
+def test_a_jpeg_with_pictures_behind_it_is_a_jpeg():
+    frames = [picture(400, 300, seed) for seed in range(2)]
+    data = encoded(frames[0], "MPO", save_all=True, append_images=frames[1:])
+    assert images.format_of(data) == "JPEG"
+    np.testing.assert_array_equal(images.decode(data), images.decode(encoded(frames[0], "JPEG")))
+    assert images.decode(data, (200, 150)).size == (200, 150)
 
 
 def test_damaged_exif_is_ignored():

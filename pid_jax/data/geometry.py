@@ -10,6 +10,9 @@ import math
 
 from PIL import Image
 
+from pid_jax import images
+from pid_jax.errors import UserError
+
 Size = tuple[int, int]
 
 
@@ -86,12 +89,17 @@ def adm_crop(image: Image.Image, side: int) -> Image.Image:
     """The square of ADM, JiT and TiTok: halve by boxes, then bicubic to the side, then the centre.
 
     Source: `center_crop_arr` of guided-diffusion (arXiv 2105.05233). Smaller pictures are enlarged.
+    Raises: UserError for a picture so long and thin that it would be enlarged beyond what
+      `images.decode` reads.
     """
     while min(image.size) >= 2 * side:
         image = image.resize(tuple(length // 2 for length in image.size), Image.Resampling.BOX)
     scale = side / min(image.size)
-    image = image.resize(tuple(round(length * scale) for length in image.size),
-                         Image.Resampling.BICUBIC)
+    size = tuple(round(length * scale) for length in image.size)
+    if size[0] * size[1] > images.MOST_PIXELS:
+        raise UserError(f"the picture is too long and thin for a square of {side} pixels: all of it "
+                        f"would be {size[0]} x {size[1]}")
+    image = image.resize(size, Image.Resampling.BICUBIC)
     x, y = ((length - side) // 2 for length in image.size)
     return image.crop((x, y, x + side, y + side))
 
@@ -108,15 +116,3 @@ def between(native: Size, target: Size, fraction: float) -> Size:
     """A size between the covering one (fraction 0) and the native one (1), even in log scale."""
     scale = cover_scale(native, target)
     return covering_size(native, target, scale ** (1 - fraction) if scale > 1 else scale)
-
-
-def center_crop(picture: Image.Image, size: int) -> Image.Image:
-    """ADM's crop (arXiv 2105.05233): halved by boxes while twice `size` fits the shorter side,
-    then bicubic until the shorter side is `size`, then the centre."""
-    while min(picture.size) >= 2 * size:
-        picture = picture.resize(tuple(side // 2 for side in picture.size), Image.Resampling.BOX)
-    scale = size / min(picture.size)
-    picture = picture.resize(tuple(round(side * scale) for side in picture.size),
-                             Image.Resampling.BICUBIC)
-    left, top = ((side - size) // 2 for side in picture.size)
-    return picture.crop((left, top, left + size, top + size))

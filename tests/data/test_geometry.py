@@ -1,7 +1,9 @@
 import numpy as np
+import pytest
 from PIL import Image
 
 from pid_jax.data import geometry
+from pid_jax.errors import UserError
 from tests.data.sets import picture
 
 
@@ -54,3 +56,9 @@ def test_adm_crop_halves_enlarges_and_takes_the_centre():
     assert crop.shape == (16, 16, 3)
     assert (crop[:, 5:11, 0] == 200).all() and (crop[:, [0, 15], 0] == 0).all()
     assert geometry.adm_crop(Image.fromarray(ramp[:5, :7]), 16).size == (16, 16)
+
+
+def test_adm_crop_refuses_to_enlarge_beyond_measure():
+    with pytest.raises(UserError, match="square of 256 pixels: all of it would be 5120000 x 256"):
+        geometry.adm_crop(Image.new("RGB", (20_000, 1)), 256)
+    assert geometry.adm_crop(Image.new("RGB", (20_000, 400)), 16).size == (16, 16)

@@ -97,14 +97,16 @@ def test_bad_rows_of_a_table_are_named(tmp_path, photos):
         b'{"file": "lost.png", "text": "x"}', b'{"file": "a.png", "text": "again"}',
         b'{"file": "b.jpg", "text": "\xff\xfe"}', b'{"file": "..\\\\secret.png", "text": "x"}',
         b'{"file": "deep/c.png", "text": "\\ud800"}', b'{"file": 7}', b"[" * 20_000,
-        b'{"file": "a.txt", "text": "not a picture"}']))
+        b'{"file": "a.txt", "text": "not a picture"}',
+        b'{"file": "%s", "text": "too long a name"}' % (b"x" * 5000)]))
     data = packed(tmp_path, photos, "--captions", table)
     assert list(records(data)) == ["a"]
     reasons = skipped(tmp_path)
     for line, words in ((2, "not JSON"), (3, "not a JSON object"), (4, "names no picture"),
                         (5, "leaves the folder"), (6, "leaves the folder"), (7, "not in"),
                         (8, "listed twice"), (9, "not UTF-8"), (10, "leaves the folder"),
-                        (12, "names no picture"), (13, "not JSON"), (14, "not among the pictures")):
+                        (12, "names no picture"), (13, "not JSON"), (14, "not among the pictures"),
+                        (15, "not in")):
         assert words in reasons[f"captions.jsonl line {line}"], line
     assert "UTF-8" in reasons["deep/c.png"] and "no caption" in reasons["b.jpg"]
 
@@ -149,6 +151,13 @@ def test_bad_text_sidecars(tmp_path, photos, content, words):
     (photos / "a.txt").write_bytes(content)
     assert len(packed(tmp_path, photos)) == 2
     assert words in skipped(tmp_path)["a.png"]
+
+
+def test_a_name_without_room_for_that_of_a_caption(tmp_path, photos):
+    longest = "x" * 251 + ".jpg"  # no .json beside it could have a name
+    (photos / longest).write_bytes((photos / "a.png").read_bytes())
+    assert len(packed(tmp_path, photos)) == 3
+    assert "no caption" in skipped(tmp_path)[longest]
 
 
 @pytest.mark.parametrize("content, words", [

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from pid_jax.data.dataset import Dataset
-from pid_jax.data.geometry import center_crop
+from pid_jax.data.geometry import adm_crop
 from pid_jax.data.ingest import __main__ as ingest
 from pid_jax.data.ingest import labelled
 from pid_jax.errors import UserError
@@ -27,6 +27,18 @@ def test_folders_become_labels_and_squares(tmp_path):
     assert {key: record.captions["label"] for key, record in records.items()} == {
         "n01/a": "0", "n02/b": "1", "n02/deep/c": "1"}
     assert {(record.width, record.height) for record in records.values()} == {(16, 16)}
+
+
+def test_small_pictures_are_left_out_before_the_crop(tmp_path):
+    write(tmp_path / "src" / "n" / "small.png", 40, 15)
+    write(tmp_path / "src" / "n" / "large.png", 40, 20)
+    write(tmp_path / "src" / "n" / "line.png", 20_000, 1)
+    for least, words in (("20", "smaller than --min-side 20"), ("1", "too long and thin")):
+        out = tmp_path / least
+        ingest.main(["--src", str(tmp_path / "src"), "--dst", str(out), "--labels", "folders",
+                     "--center-crop", "256", "--min-side", least])
+        assert words in (out / "skipped.jsonl").read_text()
+        assert [record.key for record in Dataset(out)] == ["n/large", "n/small"][:3 - len(least)]
 
 
 def test_a_source_without_folders_is_refused(tmp_path):
@@ -55,7 +67,7 @@ def test_a_tfds_set_that_is_not_prepared(tmp_path):
 
 @pytest.mark.parametrize("native", [(40, 30), (300, 200), (9, 31), (16, 16)])
 def test_centre_crop_has_its_size(native):
-    assert center_crop(Image.new("RGB", native), 16).size == (16, 16)
+    assert adm_crop(Image.new("RGB", native), 16).size == (16, 16)
 
 
 def test_a_real_tfds_set(tmp_path):

@@ -72,7 +72,8 @@ def test_what_is_missing_or_odd_is_named(tmp_path):
     sets.tar(root / "odd.tar", {
         "../escape.jpg": jpeg(3), "/root.jpg": jpeg(3), "link.jpg": link, "a.txt": b"lonely",
         "b.jpg": jpeg(4), "b.png": jpeg(4), "b.txt": b"", "good.jpg": jpeg(5), "good.txt": b"x",
-        "latin.jpg": jpeg(6), "latin.txt": b"caf\xe9", "bad.jpg": b"x", "bad.json": b"{"})
+        "latin.jpg": jpeg(6), "latin.txt": b"caf\xe9", "bad.jpg": b"x", "bad.json": b"{",
+        "class.jpg": jpeg(7), "class.cls": b"\xff"})
     (root / "zip.tar").write_bytes(b"PK not a tar" * 99)
     (root / "empty.tar").write_bytes(b"")
     assert set(pack(root, tmp_path / "out")) == {"good"}
@@ -85,7 +86,8 @@ def test_what_is_missing_or_odd_is_named(tmp_path):
             "odd.tar/link.jpg": "no plain file", "odd.tar/a": "no picture",
             "odd.tar/b.png": "a picture already", "odd.tar/b.jpg": "no caption",
             "odd.tar/good.jpg": "duplicate key", "odd.tar/latin.jpg": "not UTF-8",
-            "odd.tar/bad.jpg": "not valid JSON", "zip.tar": "cannot be read",
+            "odd.tar/bad.jpg": "not valid JSON",
+            "odd.tar/class.jpg": "its class class.cls is not UTF-8", "zip.tar": "cannot be read",
             "empty.tar": "cannot be read"}.items():
         assert words in reasons.pop(name), name
     assert not reasons

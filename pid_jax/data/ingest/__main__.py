@@ -61,7 +61,9 @@ def _items(options: argparse.Namespace) -> Iterable[pack.Item | pack.Skip]:
             folder.folder_items(options.src, options.captions, "empty"), classes)
     else:
         items = _captioned_items(options)
-    return labelled.cropped(items, options.center_crop) if options.center_crop else items
+    if options.center_crop:
+        return labelled.cropped(items, options.center_crop, options.min_side)
+    return items
 
 
 def _captioned_items(options: argparse.Namespace) -> Iterable[pack.Item | pack.Skip]:

@@ -12,8 +12,8 @@ from typing import Any
 from PIL import Image
 
 from pid_jax import images
-from pid_jax.data.geometry import center_crop
-from pid_jax.data.ingest.pack import Item, Skip
+from pid_jax.data.geometry import adm_crop
+from pid_jax.data.ingest.pack import Item, Skip, check_side
 from pid_jax.errors import UserError
 
 LABEL = "label"
@@ -88,11 +88,18 @@ def _bytes(value: Any) -> bytes:
 
 # ---- centre crop --------------------------------------------------------------------------------
 
-def cropped(items: Iterable[Item | Skip], size: int) -> Iterator[Item | Skip]:
-    """Items whose pictures are PNG files of `size` x `size`, cut by `center_crop`."""
+def cropped(items: Iterable[Item | Skip], size: int, min_side: int = 1) -> Iterator[Item | Skip]:
+    """Items whose pictures are PNG files of `size` x `size`, cut by `adm_crop`; those that were
+    smaller than `min_side` are skipped."""
     for item in items:
         yield item if isinstance(item, Skip) else dataclasses.replace(
-            item, read=lambda item=item: _png(center_crop(images.decode(item.read()), size)))
+            item, read=lambda item=item: _square(item.read(), size, min_side))
+
+
+def _square(data: bytes, size: int, min_side: int) -> bytes:
+    picture = images.decode(data)
+    check_side(picture.size, min_side)
+    return _png(adm_crop(picture, size))
 
 
 def _png(picture: Image.Image) -> bytes:

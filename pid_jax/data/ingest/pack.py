@@ -157,9 +157,14 @@ def to_record(item: Item | Skip, source: str, min_side: int = 1) -> Record:
     data = _read(item)
     # Decoding is the only proof that a file is whole.
     width, height = images.decode(data).size
-    if min(width, height) < min_side:
-        raise UserError(f"it is {width} x {height}, smaller than --min-side {min_side}")
+    check_side((width, height), min_side)
     return Record(item.key, source, width, height, captions, data)
+
+
+def check_side(size: tuple[int, int], min_side: int) -> None:
+    """Raises UserError for a picture whose shorter side is below `min_side`."""
+    if min(size) < min_side:
+        raise UserError(f"it is {size[0]} x {size[1]}, smaller than --min-side {min_side}")
 
 
 def _read(item: Item) -> bytes:

@@ -125,10 +125,12 @@ def _sample_items(name: str, stem: str, files: Mapping[str, Member], missing: st
 
 
 def _captions(files: Mapping[str, Member], missing: str) -> Named:
-    label = {"label": files[CLASS].read().decode().strip()} if CLASS in files else {}
     suffix = next((s for s in PARSERS if s in files), None)
     try:
+        label = {"label": files[CLASS].read().decode().strip()} if CLASS in files else {}
         texts = parse_sidecar(files[suffix].name, files[suffix].read()) if suffix else {}
+    except UnicodeDecodeError as error:
+        raise UserError(f"its class {files[CLASS].name} is not UTF-8 text") from error
     except OSError as error:
         raise UserError(f"its caption cannot be read: {error.strerror}") from error
     return check_missing({**texts, **label}, missing)
