@@ -28,7 +28,7 @@ def destination(target: Path, overwrite: bool) -> Iterator[Path]:
         return
     _check_continuable(target)
     target.mkdir(parents=True, exist_ok=True)
-    with _only_writer(target):
+    with only_writer(target, "packing"):
         try:
             yield target
         except BaseException:
@@ -38,14 +38,17 @@ def destination(target: Path, overwrite: bool) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _only_writer(folder: Path) -> Iterator[None]:
-    """Holds the folder; the system lets go of it however the process ends."""
+def only_writer(folder: Path, doing: str) -> Iterator[None]:
+    """Holds the folder; the system lets go of it however the process ends.
+
+    Raises: UserError when another process holds it; it says that that one is `doing`.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
-        raise UserError(f"another process is packing into {folder}; wait for its end") from error
+        raise UserError(f"another process is {doing} into {folder}; wait for its end") from error
     except OSError:  # some network file systems have no locks
         pass
     try:

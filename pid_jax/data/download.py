@@ -15,6 +15,7 @@ import argparse
 import collections
 import concurrent.futures
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pid_jax.data import command, listing
+from pid_jax.data.destination import only_writer
 from pid_jax.data.fetching import Failed, Fetcher, Limits, Picture
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
@@ -36,6 +38,8 @@ SUFFIXES = {"JPEG": ".jpg", "PNG": ".png", "WEBP": ".webp", "BMP": ".bmp", "TIFF
 HASHES = ("sha256", "md5")
 _NAME = re.compile(r"[^./\\\x00-\x1f\x7f\ud800-\udfff][^/\\\x00-\x1f\x7f\ud800-\udfff]*")
 _LONGEST_NAME = 200  # bytes
+# Where a folder of that name is, or a picture stands where the key wants a folder.
+_NO_FILE_NAME = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 _BLOCK = 1 << 16
 _AHEAD = 4  # rows waiting for each connection
 
@@ -80,19 +84,22 @@ def download(entries: Iterable[listing.Entry], folder: Path, fetch: Callable[[st
       fetch: URL -> picture; raises Failed.
       connections: how many are fetched at once.
       shown: called with the totals after every picture.
+    Raises: UserError when another process downloads into `folder`.
     """
-    report, rows = Report(), _Rows(folder)
-    report.earlier = len(rows.known)
-    pool = concurrent.futures.ThreadPoolExecutor(connections)
-    try:
-        with rows, open(folder / FAILURES, "w", encoding="utf-8") as failures:
-            for outcome in _finished(pool, lambda todo: _attempt(*todo, folder, fetch),
-                                     rows.unfinished(entries), _AHEAD * connections):
-                _note(outcome, report, rows, failures)
-                shown(report)
-    finally:
-        pool.shutdown(cancel_futures=True)
-    rows.sort()
+    folder.mkdir(parents=True, exist_ok=True)
+    with only_writer(folder, "downloading"):
+        rows = _Rows(folder)
+        report = Report(earlier=len(rows.known))
+        pool = concurrent.futures.ThreadPoolExecutor(connections)
+        try:
+            with rows, open(folder / FAILURES, "w", encoding="utf-8") as failures:
+                for outcome in _finished(pool, lambda todo: _attempt(*todo, folder, fetch),
+                                         rows.unfinished(entries), _AHEAD * connections):
+                    _note(outcome, report, rows, failures)
+                    shown(report)
+        finally:
+            pool.shutdown(cancel_futures=True)
+        rows.sort()
     return report
 
 
@@ -124,6 +131,11 @@ def _attempt(entry: listing.Entry, key: str, fresh: bool, folder: Path,
             file.write(picture.data)
         return Outcome(entry, key, url, row=row)
     except Failed as failure:
+        return Outcome(entry, key, url, failure=failure)
+    except OSError as error:
+        if error.errno not in _NO_FILE_NAME:
+            raise
+        failure = Failed("a key that is no file name", f"{key[:80]!r}: {error.strerror}")
         return Outcome(entry, key, url, failure=failure)
 
 
@@ -186,7 +198,6 @@ class _Rows:
     def __init__(self, folder: Path):
         """Reads which pictures are there, whole."""
         self._folder, self._path, self._file = folder, folder / DOWNLOADS, None
-        folder.mkdir(parents=True, exist_ok=True)
         if self._path.exists():
             self._drop_cut_row()
         self.known = {key for key, _, row in self._read() if self._is_there(row)}

@@ -116,6 +116,10 @@ class Fetcher:
             raise Failed("no connection", _one_line(error)) from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise _Transient("the connection broke", _one_line(error)) from error
+        except Failed:
+            raise
+        except ValueError as error:  # an address or a header that is no text, no number
+            raise Failed("an answer that makes no sense", _one_line(error)) from error
         return _checked(data, content_type)
 
     def _open(self, url: str) -> urllib3.BaseHTTPResponse:
@@ -135,7 +139,8 @@ class Fetcher:
 
     def _read(self, response: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
         limit = self._limits.bytes
-        if (length := response.headers.get("Content-Length", "")).isdigit() and int(length) > limit:
+        length = response.headers.get("Content-Length", "")
+        if _is_number(length) and int(length) > limit:
             raise Failed("too large", f"{length} bytes, at most {limit}")
         data = bytearray()
         while chunk := response.read1(_CHUNK, decode_content=True):
@@ -167,12 +172,16 @@ def _retry_after(value: str | None) -> float:
     """Seconds that a server asks to wait, from a number or a date; 0 when it does not."""
     if not value:
         return 0.0
-    if value.strip().isdigit():
+    if _is_number(value.strip()):
         return float(value)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     except (ValueError, TypeError):
         return 0.0
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 def _check_type(content_type: str) -> None:

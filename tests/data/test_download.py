@@ -11,6 +11,7 @@ import pytest
 
 from pid_jax.data import command, download, fetching, listing
 from pid_jax.data.dataset import Dataset
+from pid_jax.data.destination import only_writer
 from pid_jax.data.ingest import __main__ as ingest
 from pid_jax.errors import UserError
 from tests.data import sets
@@ -110,6 +111,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_429(self, attempt):
         self.answer(429, b"", Retry_After="7") if attempt < 3 else self.answer()
 
+    def do_503(self, attempt):
+        self.answer(503, b"", Retry_After="\xb2")  # a digit, but no number
+
+    def do_nowhere(self, attempt):
+        self.answer(302, b"", Location="http://[::1")
+
     def do_500(self, attempt):
         self.answer(500, b"")
 
@@ -181,7 +188,8 @@ def test_redirects_are_followed(server):
     ("silent", "the connection broke", 3), ("short", "a broken picture", 3),
     ("html", "not a picture", 1), ("text", "not a picture", 1), ("large", "too large", 1),
     ("endless", "too large", 1), ("loop", "too many redirects", 1),
-    ("file", "not an http address", 1)])
+    ("file", "not an http address", 1), ("503", "503 Service Unavailable", 3),
+    ("nowhere", "an answer that makes no sense", 1)])
 def test_what_cannot_be_had_says_why(server, path, kind, attempts):
     waits, limits = [], IMPATIENT if kind == "timed out" else LIMITS
     with pytest.raises(fetching.Failed) as caught:
@@ -328,3 +336,18 @@ def test_a_damaged_record_of_downloads_is_named(tmp_path):
     (tmp_path / "downloads.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match="damaged at byte 0"):
         download.download([], tmp_path, None, 1)
+
+
+def test_one_process_downloads_into_a_folder(tmp_path):
+    with only_writer(tmp_path, "downloading"), pytest.raises(
+            UserError, match="another process is downloading into"):
+        download.download([], tmp_path, None, 1)
+
+
+def test_keys_that_are_a_picture_and_a_folder(server, tmp_path):
+    for key in ("a", "a.jpg/b", "deep/" * 1000 + "c", "d"):
+        write_list(tmp_path, [{"url": f"{server.url}/good/x", "key": key}])
+        report = download.download(listing.entries(tmp_path / "list.jsonl"), tmp_path / "out",
+                                   fetcher([]).fetch, 1)
+        assert report.fetched + report.failed["a key that is no file name"] == 1
+    assert [row["key"] for row in rows(tmp_path / "out" / "downloads.jsonl")] == ["a", "d"]
