@@ -80,6 +80,12 @@ class Options:
     process: int = 0
     processes: int = 1
 
+    def __post_init__(self):
+        for name, least in (("threads", 0), ("workers", 0), ("prefetch", 0), ("max_buckets", 0),
+                            ("processes", 1)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} is {getattr(self, name)}; expected at least {least}")
+
 
 def build_pipeline(path: str, batch_size: int, **options: Any) -> "Batches":
     """Opens a data set as an endless stream of batches, from step 0.
@@ -267,6 +273,10 @@ def _augmentation(options: Options, min_scale: float) -> Augmentation:
 
 def _layout(options: Options, index: Index) -> Layout:
     layout = build_layout(options.buckets, options.image_size, options.sizes)
+    oblong = [bucket.name for bucket in layout.buckets if bucket.width != bucket.height]
+    if options.resize == "adm" and oblong:
+        raise UserError(f"resize 'adm' cuts squares, but the buckets have {oblong[0]}; set buckets to "
+                        "square, or resize to fit")
     if not 0 < options.max_buckets < len(layout.buckets):
         return layout
     natives = zip(index.width.tolist(), index.height.tolist())

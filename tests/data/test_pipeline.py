@@ -207,7 +207,9 @@ def test_nothing_but_damage_is_an_error(tmp_path):
     ({"resize": "x"}, "resize is 'x'"), ({"decode": "x"}, "decode is 'x'"),
     ({"caption_dropout": 1.5}, "caption_dropout is 1.5"),
     ({"caption_fields": ("title",)}, "named prompt"), ({"image_size": 4000}, "4000 x 4000"),
-    ({"buckets": "round"}, "round"), ({"processes": 3}, "4 cannot be split over 3")])
+    ({"buckets": "round"}, "round"), ({"processes": 3}, "4 cannot be split over 3"),
+    ({"processes": 0}, "processes is 0"), ({"workers": -1}, "workers is -1"),
+    ({"resize": "adm", "buckets": "custom", "sizes": ("32x24",)}, "squares, .* have 32x24")])
 def test_impossible_options(folder, options, message):
     with pytest.raises(UserError, match=message):
         build_pipeline(folder, 4, **({"image_size": 24} | options))
