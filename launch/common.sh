@@ -87,6 +87,14 @@ need_command() {
   [ "$DRY_RUN" = yes ] || command -v "$1" > /dev/null || fail "there is no command $1; $2"
 }
 
+# check PLATFORM: whether this machine can do what the training's flags ask for, unless CHECK is no.
+check() {
+  [ "${CHECK:-yes}" = yes ] || return 0
+  read_environment "$1"
+  run env -C "$PROJECT" "${ENVIRONMENT[@]}" "$VENV/bin/python" -m pid_jax.check_env \
+    --platform="$1" "${TRAINER[@]}"
+}
+
 # Whether the same command goes on after this exit status.
 restartable() {
   local code

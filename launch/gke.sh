@@ -7,7 +7,8 @@
 # --dry-run prints the manifest and the command that applies it. kubectl must point at the cluster,
 # which needs JobSet (https://jobset.sigs.k8s.io) and a node pool of the slice. A pod that is
 # evicted (SIGTERM: it saves) or dies makes JobSet start all pods again, which go on from the newest
-# checkpoint; a run that failed (status 1) or bad input (2) ends the JobSet.
+# checkpoint. Every pod looks at its machine first (pid_jax.check_env); what is missing or a run that
+# failed (status 1), or bad input (2), ends the JobSet.
 #
 # Environment:
 #   NAME          of the JobSet (no default; lower case, digits, -)
@@ -100,7 +101,12 @@ spec:
             containers:
             - name: train
               image: $IMAGE
-              command: [python, -u, -m, pid_jax.main]
+              command:
+              - bash
+              - -c
+              # Python takes the shell's place, so that SIGTERM reaches it.
+              - 'python -m pid_jax.check_env --platform=tpu "\$@" && exec python -u -m pid_jax.main "\$@"'
+              - train
               args:$(arguments | sed 's/^            /              /')
               env:$(variables | sed 's/^            /              /')
               resources:

@@ -9,7 +9,8 @@
 # and exits with the status of the run; an interrupted one starts again as a whole, as a pod does.
 #
 # Environment: PROCESSES (2), DEVICES of each (4), PORT of the coordinator (29400), VENV (.venv),
-# RESTARTS (3). Logs are in DIR/rehearsal/process_<i>.log.
+# RESTARTS (3), CHECK (yes: pid_jax.check_env before the start). Logs are in
+# DIR/rehearsal/process_<i>.log.
 set -euo pipefail
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -61,6 +62,7 @@ wait_for_all() {
 
 start() {
   local i again
+  check cpu
   if [ "$DRY_RUN" = yes ]; then
     for ((i = 0; i < PROCESSES; i++)); do command_of "$i"; quoted "${COMMAND[@]}"; done
     return

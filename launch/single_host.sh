@@ -28,13 +28,10 @@ running() { [ -s "$WORKDIR/launch.pid" ] && kill -0 "$(< "$WORKDIR/launch.pid")"
 
 start() {
   local platform="${PLATFORM:-$(guess_platform)}"
+  check "$platform"
   read_environment "$platform"
-  local prefix=(env -C "$PROJECT" "${ENVIRONMENT[@]}")
-  if [ "${CHECK:-yes}" = yes ]; then
-    run "${prefix[@]}" "$VENV/bin/python" -m pid_jax.check_env --workdir="$WORKDIR"
-  fi
-  local command=("${prefix[@]}" bash launch/supervise.sh "$VENV/bin/python" -u -m pid_jax.main
-    "${TRAINER[@]}")
+  local command=(env -C "$PROJECT" "${ENVIRONMENT[@]}" bash launch/supervise.sh
+    "$VENV/bin/python" -u -m pid_jax.main "${TRAINER[@]}")
   if [ "$DRY_RUN" = yes ]; then
     quoted nohup "${command[@]}"
     return

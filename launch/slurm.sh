@@ -56,7 +56,7 @@ script() {
 $(options)
 cd $(quoted "$PROJECT")
 $(exports)
-srun --ntasks-per-node=1 --ntasks=$NODES $(quoted "$VENV/bin/python" -m pid_jax.check_env --platform=gpu) || exit 2
+srun --ntasks-per-node=1 --ntasks=$NODES $(quoted "$VENV/bin/python" -m pid_jax.check_env --platform=gpu "${TRAINER[@]}") || exit 2
 srun --kill-on-bad-exit=1 --label $(quoted "$VENV/bin/python" -u -m pid_jax.main "${TRAINER[@]}")
 status=\$?
 case "\$status" in

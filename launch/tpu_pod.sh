@@ -89,8 +89,10 @@ install() {
 
 # Detached, so that it outlives the connection; launch/tpu_host.sh says who is who.
 train() {
-  on_all "cd $REMOTE && .venv/bin/python -m pid_jax.check_env --platform=tpu \
-&& { nohup bash launch/tpu_host.sh $(quoted "${TRAINER[@]}") > train.log 2>&1 < /dev/null & }"
+  local words
+  words="$(quoted "${TRAINER[@]}")"
+  on_all "cd $REMOTE && .venv/bin/python -m pid_jax.check_env --platform=tpu $words \
+&& { nohup bash launch/tpu_host.sh $words > train.log 2>&1 < /dev/null & }"
 }
 
 # The exit statuses of the hosts whose training is over, one a line.

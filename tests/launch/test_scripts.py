@@ -104,7 +104,7 @@ def test_other_actions_print_their_command(name, action, words):
 
 def test_single_host_checks_then_trains_under_the_supervisor():
     check, train = (shlex.split(line) for line in dry("single_host", PLATFORM="gpu").splitlines())
-    assert check[-2:] == ["pid_jax.check_env", "--workdir=runs/a b"]
+    assert check[-len(TRAINER) - 2:] == ["pid_jax.check_env", "--platform=gpu", *TRAINER]
     assert train[0] == "nohup" and train[-len(TRAINER):] == list(TRAINER)
     assert "launch/supervise.sh" in train and "JAX_PLATFORMS=cuda,cpu" in train
 
@@ -115,7 +115,8 @@ def test_what_is_set_already_stays():
 
 
 def test_rehearsal_starts_every_process():
-    lines = [shlex.split(line) for line in dry("rehearse", PROCESSES="3").splitlines()]
+    check, *lines = [shlex.split(line) for line in dry("rehearse", PROCESSES="3").splitlines()]
+    assert check[-len(TRAINER) - 2:] == ["pid_jax.check_env", "--platform=cpu", *TRAINER]
     assert [line[-len(TRAINER):] for line in lines] == [list(TRAINER)] * 3
     for index, line in enumerate(lines):
         assert {"PID_JAX_PROCESSES=3", f"PID_JAX_PROCESS={index}"} <= set(line)
@@ -131,6 +132,8 @@ def test_tpu_pod_asks_copies_and_trains_everywhere(provisioning, flag):
     assert [word for word in create if word in ("--spot", "--reserved")] == [flag][:bool(flag)]
     assert archive[-1] == "HEAD" and "--worker=all" in copy and "--worker=all" in prepare
     remote = shlex.split(train[-1].removeprefix("--command="))
+    check = remote.index("pid_jax.check_env")
+    assert remote[check + 1:][:len(TRAINER) + 2] == ["--platform=tpu", *TRAINER, "&&"]
     assert remote[remote.index("launch/tpu_host.sh") + 1:][:len(TRAINER)] == list(TRAINER)
 
 
@@ -150,7 +153,17 @@ def test_tpu_host_finds_out_who_it_is(tmp_path):
     assert lost.returncode == 2 and "error: the metadata server does not say" in lost.stderr
 
 
-def test_gke_manifest_is_a_jobset_that_restarts():
+def gke_pod(folder: Path, container: dict, body: str = "") -> list[str]:
+    """What the pod's command calls Python with, which a shell script stands in for."""
+    (folder / "python").write_text(f"#!/bin/sh\necho $*\n{body}\n")
+    (folder / "python").chmod(0o755)
+    done = subprocess.run([*container["command"], *container["args"]], text=True,
+                          capture_output=True, env={"PATH": f"{folder}:{os.environ['PATH']}"})
+    assert (done.returncode == 0) == (not body), done.stderr
+    return done.stdout.splitlines()
+
+
+def test_gke_manifest_is_a_jobset_that_restarts(tmp_path):
     text = dry("gke", SPOT="yes")
     command, rest = text.split(" <<'END'\n")
     assert command == "kubectl --namespace=default apply -f -"
@@ -163,6 +176,11 @@ def test_gke_manifest_is_a_jobset_that_restarts():
     pod = job["template"]["spec"]
     container, = pod["containers"]
     assert container["args"] == list(TRAINER)
+    assert gke_pod(tmp_path, container) == [
+        f"-m pid_jax.check_env --platform=tpu {' '.join(TRAINER)}",
+        f"-u -m pid_jax.main {' '.join(TRAINER)}"]
+    assert gke_pod(tmp_path, container, "exit 1") == [
+        f"-m pid_jax.check_env --platform=tpu {' '.join(TRAINER)}"]
     assert container["resources"]["limits"] == {"google.com/tpu": 4}
     assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
     assert {"JAX_PLATFORMS": "tpu,cpu"}.items() <= {
@@ -178,6 +196,8 @@ def test_slurm_script_is_one_process_a_gpu_and_goes_back_into_the_queue(tmp_path
     for line in ("--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4", "--requeue",
                  "--signal=TERM@180"):
         assert f"#SBATCH {line}\n" in text
+    check, = (line for line in text.splitlines() if "check_env" in line)
+    assert shlex.split(check)[-len(TRAINER) - 4:] == ["--platform=gpu", *TRAINER, "||", "exit", "2"]
     # Run it with stand-ins for Slurm's commands: srun prints what it starts and is interrupted.
     for name, body in (("srun", 'printf "%s\\n" "$@"; exit ${SRUN:-143}'),
                        ("scontrol", 'echo "requeued $2"')):
@@ -269,17 +289,22 @@ def test_single_host_starts_lists_and_stops(tmp_path):
     wait_until(lambda: "no run in" in script("single_host", "--list", WORKDIR=run).stdout)
 
 
-def test_single_host_does_not_start_on_a_machine_that_lacks_something(tmp_path):
+@pytest.mark.parametrize("name", ["single_host", "rehearse"])
+def test_nothing_starts_on_a_machine_that_lacks_something(tmp_path, name):
     settings = stand_in(tmp_path, "echo 'error: 1 of 9 checks' >&2; exit 1")
-    done = script("single_host", "--", "--config=a.py", f"--workdir={tmp_path}", **settings)
+    flags = ("--", "--config=a.py", f"--workdir={tmp_path / 'run'}")
+    done = script(name, *flags, **settings)
     assert done.returncode == 1 and "1 of 9 checks" in done.stderr
-    assert not (tmp_path / "launch.pid").exists()
+    assert not (tmp_path / "run").exists()
+    unchecked = script(name, "--dry-run", *flags, **settings, CHECK="no")
+    assert unchecked.returncode == 0 and "check_env" not in unchecked.stdout
 
 
 @pytest.mark.parametrize("codes, status, starts", [
     ((0, 0), 0, 1), ((134, 1), 1, 1), ((143, 143), 143, 3), ((2, 134), 2, 1)])
 def test_a_rehearsal_is_one_run(tmp_path, codes, status, starts):
-    settings = stand_in(tmp_path, f"echo start; codes=({codes[0]} {codes[1]}); "
+    settings = stand_in(tmp_path, "case $* in *check_env*) exit 0;; esac; "
+                        f"echo start; codes=({codes[0]} {codes[1]}); "
                         "exit ${codes[$PID_JAX_PROCESS]}")
     done = script("rehearse", "--", "--config=a.py", f"--workdir={tmp_path}/run", RESTARTS="2",
                   **settings)
