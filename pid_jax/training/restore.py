@@ -177,6 +177,7 @@ def _frozen_network(objective: Objective, name: str, source: str | None, abstrac
         note = {"folder": None}
     else:
         folder = _frozen_folder(source, recorded)
+        refuse_other_teacher(key, folder, objective.config)
         params, _ = read_weights(folder, checkpoint.weights_item(folder), abstract, key,
                                  unused=(*objective.unused_parameters,
                                          *objective.config.init_unused))
@@ -186,6 +187,22 @@ def _frozen_network(objective: Objective, name: str, source: str | None, abstrac
         raise UserError(f"the {name} of this run was {recorded['folder']}; {key} {source} holds "
                         "other weights; name the right checkpoint, or use another --workdir")
     return params, note
+
+
+def refuse_other_teacher(key: str, folder: Path, config: ConfigDict) -> None:
+    """Refuses a frozen network for what its shapes do not tell: latent family, what it predicts.
+
+    Args: key: of the config, by which it was named.
+    """
+    saved = checkpoint.read_config(folder)
+    if saved.codec.name != config.codec.name:
+        raise UserError(f"{key} {folder} decodes {saved.codec.name} latents, but config.codec.name "
+                        f"is {config.codec.name!r}; name a teacher of this family, or its codec")
+    predicts, assumed = saved.flow.prediction_type, config.distill.teacher_prediction_type
+    if predicts != assumed:
+        raise UserError(f"{key} {folder} was trained to predict {predicts!r} "
+                        f"(config.flow.prediction_type), but config.distill."
+                        f"teacher_prediction_type is {assumed!r}; make them equal")
 
 
 def _frozen_folder(source: str, recorded: dict | None) -> Path:

@@ -111,6 +111,18 @@ def test_another_teacher_is_refused(tmp_path, teacher):
     run.start()[1].close()
 
 
+@pytest.mark.parametrize("path, value, sentence", [
+    ("codec.name", "sd3", "decodes dct latents, but config.codec.name is 'sd3'"),
+    ("distill.teacher_prediction_type", "x0", "predict 'velocity' .*_prediction_type is "
+                                              "'x0'; make them equal")])
+def test_a_teacher_that_shapes_cannot_tell_apart_is_refused(tmp_path, teacher, path, value,
+                                                            sentence):
+    run = Run(distiller(teacher), tmp_path / "run")
+    run.objective.config.update_from_flattened_dict({path: value})
+    with pytest.raises(UserError, match=sentence):
+        run.start()
+
+
 def test_an_unused_head_of_the_teacher_is_left_out(tmp_path):
     tree = {"lq_proj": {"kernel": jnp.full((2, 2), 0.5), "lq_aux_rgb_head": {"bias": jnp.ones(3)}}}
     checkpointer = checkpoint.Checkpointer(tmp_path / "teacher", 1)
