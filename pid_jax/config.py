@@ -385,6 +385,7 @@ def _check_values(config: ConfigDict) -> None:
     for path in UNIT:
         _in_range(config, path, lambda value: 0 <= value <= 1, "a number from 0 to 1")
     _in_range(config, "seed", lambda value: value < 2**32, f"at most {2**32 - 1}")
+    _in_range(config, "data.batch_size", lambda value: value <= 2**20, f"at most {2**20}")
     _check_entries(config)
     _check_averages(config)
     _check_accumulation(config)

@@ -49,6 +49,7 @@ def test_unknown_keys_are_named_with_the_nearest(path, key, sentence):
     ("optim.clip_norm", float("nan"), "config.optim.clip_norm is nan"),
     ("flow.shift", 0.0, "config.flow.shift is 0.0; expected a number above 0"),
     ("seed", 2**32, "config.seed is 4294967296; expected at most 4294967295"),
+    ("data.batch_size", 10**9, "config.data.batch_size is 1000000000; expected at most 1048576"),
     ("sample.sigma", 2.0, "expected a number from 0 to 1"),
     ("sample.image_size", 0, "expected at least 1"),
     ("data.threads", -1, "expected at least 0"),

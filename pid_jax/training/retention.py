@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
 
 logger = logging.getLogger(__name__)
 
 BEST = "best.json"
-LOWER_IS_BETTER = ("de2000", "lq_de2000", "lpips")
+LOWER_IS_BETTER = ("de2000", "lq_de2000", "lpips", "artefact")
 
 
 @dataclasses.dataclass
@@ -40,17 +41,29 @@ class Retention:
                 for step in steps]
 
     def load(self, workdir: Path, steps: Sequence[int]) -> None:
-        """Reads the record of an earlier start, if its checkpoint is among `steps`."""
+        """Reads the record of an earlier start, if its checkpoint is among `steps`.
+
+        Raises:
+          UserError: the file is no such record.
+        """
         path = workdir / BEST
         if not path.exists():
             return
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if record["metric"] == self.metric and record["step"] in steps:
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            step, metric, _ = record["step"], record["metric"], float(record["value"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} does not say which checkpoint is the best ({error!r}); bring "
+                            "it back, or remove it to look for the best one anew") from error
+        if metric == self.metric and step in steps:
             self.best = record
 
     def offer(self, workdir: Path, step: int, scores: Mapping[str, float]) -> bool:
         """Takes a checkpoint of this step as the best one if its score is; writes `best.json`."""
         if self.metric not in scores:
+            if self.metric and scores:
+                logger.warning("config.checkpoint.best is %r, which the samples have no score for; "
+                               "they have %s", self.metric, ", ".join(scores))
             return False
         value = scores[self.metric]
         if self.best is not None and not self._better(value, self.best["value"]):

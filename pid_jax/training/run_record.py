@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 
 import pid_jax
 from pid_jax import config as config_lib
+from pid_jax.errors import UserError
 
 FILE = "runs.jsonl"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow",
@@ -41,11 +42,19 @@ def append(workdir: Path, config: ConfigDict, mesh: Mesh, step: int,
 
 
 def changes(workdir: Path, config: ConfigDict) -> list[str]:
-    """`path: old -> new` of every value that differs from the start before."""
+    """`path: old -> new` of every value that differs from the start before.
+
+    Raises:
+      UserError: the config of that start cannot be read.
+    """
     path = workdir / "config.json"
     if not path.exists():
         return []
-    before = config_lib.with_defaults(config_lib.from_json(path.read_text(encoding="utf-8")))
+    try:
+        before = config_lib.with_defaults(config_lib.from_json(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path}, the config of the start before, cannot be read ({error}); remove "
+                        "it to go on") from error
     return list(config_lib.differences(before, config, tuple(sorted(config))))
 
 
