@@ -13,6 +13,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
+from pid_jax import config_entries
 from pid_jax.errors import UserError
 
 OPEN_SECTIONS = ("model", "codec", "text")
@@ -386,9 +387,7 @@ def _check_values(config: ConfigDict) -> None:
         _in_range(config, path, lambda value: 0 <= value <= 1, "a number from 0 to 1")
     _in_range(config, "seed", lambda value: value < 2**32, f"at most {2**32 - 1}")
     _in_range(config, "data.batch_size", lambda value: value <= 2**20, f"at most {2**20}")
-    _check_entries(config)
-    _check_averages(config)
-    _check_accumulation(config)
+    config_entries.check(config)
 
 
 def _check_numbers(value: Any, path: str) -> None:
@@ -409,50 +408,6 @@ def _check_list(config: ConfigDict, path: str, kind: type) -> None:
     value = lookup(config, path)
     if not all(isinstance(entry, accepted) for entry in value):
         raise UserError(f"config.{path} is {value!r}; expected a tuple of {kind.__name__}")
-
-
-def _check_entries(config: ConfigDict) -> None:
-    """The tuples of which not every length will do."""
-    overrides = config.noising.overrides
-    for path in ("optim.betas", "distill.fake_score.betas"):
-        betas = lookup(config, path)
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise UserError(f"config.{path} is {betas!r}; expected two numbers, each at least 0 "
-                            "and below 1")
-    if not config.sample.prompts:
-        raise UserError("config.sample.prompts is empty; give at least one, such as ('a cat',)")
-    interval = config.sample.guidance_interval
-    if len(interval) != 2 or not 0 <= interval[0] <= interval[1] <= 1:
-        raise UserError(f"config.sample.guidance_interval is {interval!r}; expected two times "
-                        "(low, high) with 0 <= low <= high <= 1")
-    for override in overrides:
-        if not (isinstance(override, tuple) and len(override) == 3 and isinstance(override[0], str)
-                and all(isinstance(sigma, (int, float)) for sigma in override[1:])):
-            raise UserError(f"config.noising.overrides holds {override!r}; expected (part of a "
-                            "record's source, sigma min, sigma max)")
-
-
-def _check_averages(config: ConfigDict) -> None:
-    for other in config.ema.others:
-        if not (isinstance(other, tuple) and len(other) == 3 and isinstance(other[0], str)
-                and other[1] in ("power", "constant") and isinstance(other[2], (int, float))):
-            raise UserError(f"config.ema.others holds {other!r}; expected (name, 'power', rate) or "
-                            "(name, 'constant', decay)")
-    known = {"params", *(other[0] for other in config.ema.others), "ema"}
-    for name in (config.sample.weights, *config.sample.more_weights):
-        if name not in known:
-            raise UserError(f"config.sample.weights is {name!r}; expected one of "
-                            f"{', '.join(sorted(known))}")
-    if len(config.log.profile) not in (0, 2):
-        raise UserError(f"config.log.profile is {config.log.profile!r}; expected (first step, "
-                        "last step)")
-
-
-def _check_accumulation(config: ConfigDict) -> None:
-    batch, parts = config.data.batch_size, config.optim.accumulate
-    if batch % parts:
-        raise UserError(f"config.data.batch_size is {batch}, which config.optim.accumulate "
-                        f"{parts} does not divide; choose a multiple of {parts}")
 
 
 def lookup(config: ConfigDict, path: str) -> Any:

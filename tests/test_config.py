@@ -60,6 +60,15 @@ def test_unknown_keys_are_named_with_the_nearest(path, key, sentence):
     ("noising.overrides", (("a",),), "expected .part of a record's source, sigma min, sigma max"),
     ("noising.overrides", (("a", "b", 0.1),), "expected .part of a record's source"),
     ("sample.prompts", (), "give at least one"),
+    ("distill.time_min", 1.0, "config.distill.time_min is 1.0, above config.distill.time_max 0.99"),
+    ("init_fresh", ("(",), "config.init_fresh holds '.', which is no regular expression"),
+    ("lora.targets", ("*",), "config.lora.targets holds '.', which is no regular expression"),
+    ("lora", {"enabled": True, "rank": 4, "alpha": 4.0, "targets": ()}, "lora.targets is empty"),
+    ("ema.others", (("../x", "power", 0.1),), "calls an average '../x'; choose a name of letters"),
+    ("ema.others", (("params", "power", 0.1),), "calls an average 'params'; choose a name"),
+    ("ema.others", (("a", "square", 0.1),), "expected .name, 'power', rate. or"),
+    ("log.profile", (5, 3), "config.log.profile is .5, 3.; expected .first step, last step."),
+    ("log.profile", (0, 3), "config.log.profile is .0, 3."),
 ])
 def test_wrong_types_and_values(path, value, sentence):
     plain = config_lib.base_config().to_dict()
