@@ -39,17 +39,22 @@ def test_files_hold_latent_sigma_caption_and_pictures(make, tmp_path):
 
 def test_a_training_reads_them_as_one_batch(make, tmp_path):
     make("--sigmas", "0,0.5", "--prompt", "words")
-    batch = fixed_inputs.read([str(tmp_path / "out")], build_codec("dct"))
+    batch = fixed_inputs.read([str(tmp_path / "out")], build_codec("dct"), 2)
     assert batch["latent"].shape == (2, 2, 3, 16) and batch["truth"].shape == (2, 32, 48, 3)
     assert batch["small"].shape == (2, 16, 24, 3) and batch["caption"] == ["words"] * 2
     np.testing.assert_array_equal(batch["sigma"], np.float32([0, 0.5]))
     with pytest.raises(UserError, match="checkpoint reads 'dct2' latents with 6 channels"):
-        fixed_inputs.read([str(tmp_path / "out")], build_codec("dct", block=2))
+        fixed_inputs.read([str(tmp_path / "out")], build_codec("dct", block=2), 2)
+    with pytest.raises(UserError, match="pictures 'truth' of 32 x 48 pixels; .* 64 x 96 .*sr_scale 4"):
+        fixed_inputs.read([str(tmp_path / "out")], build_codec("dct"), 4)
     make("--size", "32x32")
     with pytest.raises(UserError, match="several shapes"):
-        fixed_inputs.read([str(tmp_path / "out")], build_codec("dct"))
+        fixed_inputs.read([str(tmp_path / "out")], build_codec("dct"), 2)
     with pytest.raises(UserError, match="holds no .npz file"):
-        fixed_inputs.read([str(tmp_path / "in")], build_codec("dct"))
+        fixed_inputs.read([str(tmp_path / "in")], build_codec("dct"), 2)
+    np.savez(tmp_path / "loud.npz", latent=np.zeros((1, 2, 2, 16), np.float32), sigma=[1.5])
+    with pytest.raises(UserError, match="sigma 1.5 is no noise level"):
+        fixed_inputs.read([str(tmp_path / "loud.npz")], build_codec("dct"), 2)
 
 
 @pytest.mark.parametrize("arguments, sentence", [

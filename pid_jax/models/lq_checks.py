@@ -9,7 +9,10 @@ def check_projection(p) -> None:
     """Raises UserError when the options of an `LqProjection` do not fit together."""
     check_padding_mode(p.conv_padding_mode)
     gate_width(p.gate_type, p.out_dim)
-    if p.in_channels <= 0 and p.latent_channels <= 0:
+    if min(p.in_channels, p.latent_channels) < 0:
+        raise UserError(f"lq_in_channels is {p.in_channels} and lq_latent_channels "
+                        f"{p.latent_channels}; they must be at least 0")
+    if not (p.in_channels or p.latent_channels):
         raise UserError("the LQ branch has no input: lq_latent_channels and lq_in_channels are both"
                         " 0, set at least one of them")
     if p.hidden_dim % 4 or p.hidden_dim < 4:

@@ -54,12 +54,14 @@ class Sampler:
         self._objective, self._options = objective, objective.config.sample
         seed = jax.random.key(objective.config.seed)
         self._key = jax.random.fold_in(seed, SAMPLE_STREAM)
+        refuse_guidance(objective)
         self._lpips = load_lpips(self._options.lpips)
         self._inputs, self._counts = {}, {}
         sheets = {size: heldout.get(size) for size in sizes(objective)}
         if self._options.batches:
             refuse_latents(objective)
-            sheets[BATCHES] = fixed_inputs.read(self._options.batches, objective.codec)
+            sheets[BATCHES] = fixed_inputs.read(self._options.batches, objective.codec,
+                                                objective.lq_scale)
         for sheet, source in sheets.items():
             inputs = objective.sample_inputs(source)
             self._counts[sheet] = len(next(iter(inputs.values())))
@@ -142,6 +144,14 @@ def refuse_latents(objective: Objective) -> None:
     if objective.lq_scale is None:
         raise UserError(f"config.sample.batches holds latents, which the objective "
                         f"{objective.config.objective!r} does not draw from; leave it empty")
+
+
+def refuse_guidance(objective: Objective) -> None:
+    """Raises UserError for guidance scales that an objective would not read."""
+    if objective.config.sample.more_guidance and not objective.guided:
+        raise UserError(f"config.sample.more_guidance is {objective.config.sample.more_guidance}, "
+                        f"but the objective {objective.config.objective!r} draws without guidance; "
+                        "leave it empty")
 
 
 def whole_rows(inputs: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, np.ndarray]:

@@ -19,6 +19,8 @@ def test_decode_reads_the_converted_file(tmp_path):
     np.testing.assert_array_equal(found.latents, batch.latents)
     assert found.prompts == list(batch.captions)
     np.testing.assert_allclose(found.sigma, batch.sigma)
+    np.testing.assert_array_equal(found.small, batch.small)
+    assert found.truth is None  # a placeholder stands in its place
 
 
 def test_the_older_form_has_its_original():

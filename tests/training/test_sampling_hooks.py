@@ -18,7 +18,7 @@ from pid_jax.training.state import TrainState
 class Objective:
     """Draws pictures whose brightness is the weight plus the guidance."""
 
-    lq_scale, sample_size = None, 16
+    lq_scale, sample_size, guided = None, 16, True
     net = types.SimpleNamespace(patch_size=8)
 
     def __init__(self, **sample):
@@ -69,6 +69,13 @@ def test_further_weights_sizes_and_guidance(tmp_path):
                           "step_0000007_params_32"}
     assert notes["step_0000007_params"]["columns"] == ["sample", "sample_cfg1", "sample_cfg4.5"]
     assert notes["step_0000007_params_32"]["size"] == 32
+
+
+def test_guidance_that_a_student_would_not_read_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(Objective, "guided", False)
+    with pytest.raises(UserError, match="more_guidance is .1.0,., but the objective .* draws "
+                                        "without guidance"):
+        draw(tmp_path, more_guidance=(1.0,))
 
 
 def test_scores_against_truth_and_low_quality():

@@ -55,13 +55,22 @@ def read_fix_batch(path: str | Path) -> FixBatch:
 
 
 def convert_fix_batch(src: str | Path, dst: str | Path) -> FixBatch:
-    """Writes latent, noise level and caption as .npz, which `pid_jax.decode --latents` reads."""
+    """Writes latents, noise levels, captions and pictures as .npz, which `pid_jax.decode --latents`
+    and `config.sample.batches` read."""
     batch = read_fix_batch(src)
     if Path(dst).suffix != ".npz":
         raise UserError(f"{dst} should end in .npz")
     with atomic_write(dst, "wb") as file:
-        np.savez(file, latent=batch.latents, sigma=batch.sigma, prompt=np.array(batch.captions))
+        np.savez(file, latent=batch.latents, sigma=batch.sigma, prompt=np.array(batch.captions),
+                 **_pictures(batch))
     return batch
+
+
+def _pictures(batch: FixBatch) -> dict[str, np.ndarray]:
+    """`lq` and `truth` as uint8, where there is one for every latent."""
+    held = {"lq": batch.small, "truth": batch.large}
+    return {name: images.to_uint8(pictures) for name, pictures in held.items()
+            if pictures is not None and len(pictures) == len(batch.latents)}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
