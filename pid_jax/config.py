@@ -349,6 +349,8 @@ def _check_entry(config: ConfigDict, schema: ConfigDict, key: str, path: str) ->
     if not isinstance(schema.get(key), ConfigDict):
         if value is not None or schema.get(key) is not None:
             _check_type(value, expected, schema.get(key), path)
+        if value == "" and schema.get(key) is None:
+            raise UserError(f"{path} is empty; give it a value, or leave it out")
     elif not isinstance(value, ConfigDict):
         raise UserError(f"{path} is {value!r}; expected a section with keys")
     elif key not in OPEN_SECTIONS:

@@ -67,7 +67,8 @@ def _check_patterns(config: ConfigDict) -> None:
 def _check_averages(config: ConfigDict) -> None:
     for other in config.ema.others:
         if not (isinstance(other, tuple) and len(other) == 3 and isinstance(other[0], str)
-                and other[1] in ("power", "constant") and isinstance(other[2], (int, float))):
+                and other[1] in ("power", "constant") and isinstance(other[2], (int, float))
+                and not isinstance(other[2], bool)):
             raise UserError(f"config.ema.others holds {other!r}; expected (name, 'power', rate) or "
                             "(name, 'constant', decay)")
         if not re.fullmatch(AVERAGE_NAME, other[0]) or other[0] in TAKEN_NAMES:

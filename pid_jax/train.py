@@ -302,7 +302,7 @@ class Loop:
         metrics_lib.stop_if_not_finite(report.step, values, self.checkpointer.latest_step())
         if values["update_skipped"]:
             logger.warning("step %d: gradient norm %s, the update is skipped", report.step,
-                           values["grad_norm"])
+                           metrics_lib.norms(values))
         if self.due(report.step, self.config.log.every):
             times = self.performance.report(self.flops)
             self.writer.performance(report.step, times)

@@ -104,6 +104,15 @@ def test_paths_in_a_bucket_keep_their_scheme(tmp_path):
     assert storage.as_path(tmp_path) == tmp_path
 
 
+@pytest.mark.parametrize("place, sentence", [
+    ("http://host/run", "http://host/run is no place for checkpoints; expected a folder or gs://"),
+    ("az://bucket/run", "az://bucket/run cannot be reached: "),  # no package that reads it
+    ("a" * 5000, "aa cannot be reached: File name too long")])
+def test_checkpoints_of_no_place_are_a_sentence(place, sentence):
+    with pytest.raises(UserError, match=sentence):
+        checkpoint.find_step_folder(place)
+
+
 def test_checkpoints_in_another_place_than_the_workdir(tmp_path, config):
     one = jax.numpy.int32(1)
     state = checkpoint.TrainState(step=one, params={"kernel": jax.numpy.ones(2)},

@@ -33,7 +33,7 @@ from pid_jax.training import checksums
 from pid_jax.training.checksums import damaged, flat
 from pid_jax.training.retention import Retention
 from pid_jax.training.state import Params, TrainState
-from pid_jax.training.storage import as_path
+from pid_jax.training.storage import as_path, exists
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Checkpointer:
         self.retention = Retention(keep) if isinstance(keep, int) else keep
         self._workdir = Path(workdir).absolute()
         self.folder = as_path(place or workdir) / FOLDER
-        if self.folder.exists() and not self.folder.is_dir():
+        if exists(self.folder) and not self.folder.is_dir():
             raise UserError(f"{self.folder} is a file; remove it or choose another --workdir")
         # Folders are made in this thread: a workdir that cannot be written to fails at once
         # instead of leaving Orbax's threads waiting for a folder that never comes.
@@ -337,7 +337,7 @@ def find_step_folder(path: str | Path) -> Path:
       UserError: nothing is there, or no checkpoint in it is complete.
     """
     path = as_path(path)
-    if not path.exists():
+    if not exists(path):
         raise UserError(f"there is no checkpoint at {path}: the path does not exist")
     if not path.is_dir():
         raise UserError(f"{path} is a file; expected a workdir, a checkpoints folder or the "

@@ -218,6 +218,13 @@ def stop_if_not_finite(step: int, values: Mapping[str, Any], last_good: int | No
                             f"config.optim.lr or look at the batch of this step in {FILE}")
 
 
+def norms(values: Mapping[str, Any]) -> str:
+    """The gradient norms of a step: "0.4", or "0.4 (discriminator 90.0)"."""
+    others = [f"{name.removesuffix('_grad_norm')} {value}" for name, value in values.items()
+              if name.endswith("_grad_norm")]
+    return f"{values['grad_norm']}" + (f" ({', '.join(others)})" if others else "")
+
+
 def plot(workdir: Path, names: tuple[str, ...] = ("loss", "grad_norm", "learning_rate")) -> Path:
     """Draws the curves of a run's metrics file into `plots/training.png` and returns its path.
 

@@ -23,6 +23,7 @@ from pid_jax.objectives.program import CodecProgram
 from pid_jax.parallel import multihost
 from pid_jax.parallel.mesh import batch_sharding, replicated
 from pid_jax.training import fixed_inputs
+from pid_jax.training.checkpoint import PARAMS
 from pid_jax.training.state import TrainState
 
 logger = logging.getLogger(__name__)
@@ -85,9 +86,9 @@ class Sampler:
 
     def _write_grid(self, state: TrainState, weights: str, size: int | str) -> dict[str, float]:
         step = int(state.step)
-        params = state.params
+        params, drawn = state.params, PARAMS
         if (average := state.ema.get(weights)) is not None:
-            params = self._objective.with_average(params, average)
+            params, drawn = self._objective.with_average(params, average), weights
         columns = self._columns(params, size)
         indices = columns.pop(INDICES, None)
         if not multihost.is_writer():
@@ -96,7 +97,7 @@ class Sampler:
         scores |= artefact_scores(columns[SAMPLE], self._objective.net.patch_size)
         path = self._folder / f"{self._name(step, weights, size)}.png"
         pictures.save_png(path, pictures.grid(list(columns.values())))
-        note = {"step": step, "columns": list(columns), "weights": weights, "size": size, **scores}
+        note = {"step": step, "columns": list(columns), "weights": drawn, "size": size, **scores}
         with atomic_write(path.with_suffix(".json")) as file:
             file.write(json.dumps(note, indent=2) + "\n")
         if indices is not None and weights == self._options.weights:

@@ -10,8 +10,31 @@ from pid_jax.errors import UserError
 
 
 def as_path(place: str | os.PathLike) -> Path | epath.Path:
-    """An absolute path with the methods of `pathlib`, on a disk or in a bucket."""
-    return epath.Path(place) if is_remote(place) else Path(place).absolute()
+    """An absolute path with the methods of `pathlib`, on a disk or in a bucket.
+
+    Raises:
+      UserError: another kind of address.
+    """
+    if not is_remote(place):
+        return Path(place).absolute()
+    try:
+        return epath.Path(place)
+    except KeyError as error:
+        raise UserError(f"{place} is no place for checkpoints; expected a folder or "
+                        "gs://BUCKET/FOLDER") from error
+
+
+def exists(path: Path | epath.Path) -> bool:
+    """Whether something is there.
+
+    Raises:
+      UserError: it cannot be looked up: no package that reads the bucket, no such form of name.
+    """
+    try:
+        return path.exists()
+    except (ImportError, OSError) as error:
+        raise UserError(f"{str(path)[:200]} cannot be reached: "
+                        f"{getattr(error, 'strerror', None) or error}") from error
 
 
 def is_remote(place: str | os.PathLike) -> bool:

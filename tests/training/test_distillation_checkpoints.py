@@ -111,6 +111,16 @@ def test_another_teacher_is_refused(tmp_path, teacher):
     run.start()[1].close()
 
 
+def test_another_dtype_of_the_teacher_is_named(tmp_path, teacher):
+    run = Run(distiller(teacher), tmp_path / "run")
+    state, checkpointer = run.start()
+    checkpointer.save(state.replace(step=state.step + 2), {}, run.objective.config)
+    checkpointer.close()
+    other = Run(distiller(teacher, frozen_dtype="bfloat16"), tmp_path / "run")
+    with pytest.raises(UserError, match="teacher of this run was kept in float32; set config.dist"):
+        other.start()
+
+
 @pytest.mark.parametrize("path, value, sentence", [
     ("codec.name", "sd3", "decodes dct latents, but config.codec.name is 'sd3'"),
     ("distill.teacher_prediction_type", "x0", "predict 'velocity' .*_prediction_type is "

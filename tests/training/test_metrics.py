@@ -85,6 +85,12 @@ def test_waiting_for_data_is_said(monkeypatch, waited, ending):
     assert progress.line(1, {"train": values}).endswith(ending)
 
 
+def test_norms_name_the_other_networks():
+    assert metrics.norms({"grad_norm": 0.4, "loss": 1.0}) == "0.4"
+    assert metrics.norms({"grad_norm": 0.4, "discriminator_grad_norm": 90.0}) == (
+        "0.4 (discriminator 90.0)")
+
+
 def test_smooth_is_unbiased():
     np.testing.assert_allclose(metrics.smooth([3.0] * 200), 3.0)
     assert metrics.smooth([5.0, 1.0], window=0.1)[0] == 5.0
