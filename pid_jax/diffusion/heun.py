@@ -49,8 +49,8 @@ def time_grid(steps: int) -> np.ndarray:
 
 
 def guided_scale(t: float, scale: float, interval: tuple[float, float]) -> float:
-    """The guidance scale at time t."""
-    low, high = interval
+    """The guidance scale at time t; a time that is a boundary in float32 lies outside."""
+    t, low, high = map(np.float32, (t, *interval))
     return scale if t < high and (low == 0 or t > low) else 1.0
 
 

@@ -23,9 +23,11 @@ def test_the_interval_is_open_at_both_ends_but_starts_at_zero():
     assert at(0.0, (0.0, 1.0)) == 3.0 and at(1.0, (0.0, 1.0)) == 1.0
 
 
-def test_boundaries_on_the_grid_are_decided_in_float64():
+def test_boundaries_on_the_grid_lie_outside():
     scales = heun.make_table(10, "euler", 2.0, (0.0, 0.9)).scales
     assert scales.tolist() == [2.0] * 9 + [1.0]
+    scales = heun.make_table(10, "euler", 2.0, (0.3, 0.9)).scales  # 3 tenths are above 0.3
+    assert scales.tolist() == [1.0] * 4 + [2.0] * 5 + [1.0]
 
 
 def test_heun_is_exact_for_velocities_linear_in_time():
