@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pid_jax.errors import UserError
+
 Predict = Callable[[jax.Array, jax.Array], jax.Array]
 """`predict(x float32 [B, H, W, C], t float32 [B] in [0, 1]) -> output [B, H, W, C]`."""
 
@@ -70,6 +72,14 @@ def guided_where_scaled(predict: Callable[[jax.Array, jax.Array, Any], jax.Array
         return jax.lax.cond(scale == 1.0, lambda x: predict(x, times, condition), with_guidance, x)
 
     return guided
+
+
+def check_guidance(scale: float, interval: tuple[float, float]) -> None:
+    """Raises UserError for a scale that is not finite, or an interval outside [0, 1]."""
+    if not np.isfinite(scale):
+        raise UserError(f"the guidance scale is {scale}; expected a finite number, 1 for none")
+    if len(interval) != 2 or not 0 <= interval[0] <= interval[1] <= 1:
+        raise UserError(f"the guidance interval is {interval}; expected two rising times in 0..1")
 
 
 def scale_within(t, scale, interval: tuple[float, float]):

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pid_jax.diffusion import guidance
+from pid_jax.diffusion.dpm_solver import MOST_STEPS
 from pid_jax.errors import UserError
 
 METHODS = ("euler", "heun")
@@ -43,8 +44,8 @@ class EvaluationTable(NamedTuple):
 
 def time_grid(steps: int) -> np.ndarray:
     """Times float64 [steps + 1] from 0 to 1."""
-    if steps < 1:
-        raise UserError(f"steps is {steps}; the sampler needs at least 1")
+    if not 1 <= steps <= MOST_STEPS:
+        raise UserError(f"the sampler takes 1 to {MOST_STEPS} steps, got {steps}")
     return np.linspace(0.0, 1.0, steps + 1)
 
 
@@ -63,12 +64,11 @@ def make_table(steps: int, method: str, scale: float = 1.0,
       scale: of the guidance; 1 for none.
       interval: times between which it is used.
     Raises:
-      UserError: an unknown method, no step, or an interval outside [0, 1].
+      UserError: an unknown method, or steps or guidance out of range.
     """
     if method not in METHODS:
         raise UserError(f"the sampling method is {method!r}; choose one of {', '.join(METHODS)}")
-    if len(interval) != 2 or not 0 <= interval[0] <= interval[1] <= 1:
-        raise UserError(f"the guidance interval is {interval}; expected two rising times in 0..1")
+    guidance.check_guidance(scale, interval)
     grid = time_grid(steps)
     rows = []
     for index, (now, after) in enumerate(zip(grid, grid[1:])):

@@ -26,12 +26,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from pid_jax.diffusion.dpm_solver import MOST_STEPS
-from pid_jax.diffusion.guidance import ScaledPredict, scale_within
+from pid_jax.diffusion.guidance import ScaledPredict, check_guidance, scale_within
 from pid_jax.errors import UserError
 
 SAMPLERS = ("euler", "heun", "heun_exact", "flowdpm")
 RULES = ("ode", "sde_mean", "sde", "sde_preserve")
 NOISY_RULES = ("sde", "sde_preserve")
+
 
 class SamplerTable(NamedTuple):
     """Host-made float32 numbers of N steps; a pytree, so one compilation serves any shift.
@@ -72,6 +73,7 @@ def make_table(steps: int, scale: float, shift: float = 1.0, last_step: float | 
       scale: guidance scale; 1 for none.
       interval: guidance acts where low < t < high, strictly, t after the shift; so never at t = 0.
     """
+    check_guidance(scale, interval)
     times = time_grid(steps, shift, last_step).astype(np.float32)
     return SamplerTable(times, np.asarray(scale_within(times, scale, interval), np.float32))
 

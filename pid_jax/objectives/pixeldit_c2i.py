@@ -26,6 +26,7 @@ from pid_jax.objectives.base import Batch, Metrics, Objective, float_shape
 from pid_jax.training import freezing
 from pid_jax.training.state import Params
 
+
 class PixelDitC2I(Objective):
     """Learns to draw pictures of a class.
 
@@ -155,4 +156,3 @@ class PixelDitC2I(Objective):
                              lambda step: jax.random.normal(jax.random.fold_in(step_key, step),
                                                             shape))
         return {"sample": pictures}
-

@@ -57,7 +57,8 @@ def test_guidance_mixes_only_inside_the_interval():
 
 
 @pytest.mark.parametrize("arguments, sentence", [
-    ((0, "heun"), "at least 1"), ((4, "rk4"), "choose one of euler, heun"),
+    ((0, "heun"), "1 to 10000 steps"), ((10**9, "euler"), "1 to 10000 steps"),
+    ((4, "rk4"), "choose one of euler, heun"), ((4, "heun", float("nan")), "scale is nan"),
     ((4, "heun", 2.0, (0.8, 0.2)), "two rising times")])
 def test_impossible_tables_are_refused(arguments, sentence):
     with pytest.raises(UserError, match=sentence):

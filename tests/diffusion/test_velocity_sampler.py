@@ -88,6 +88,9 @@ def test_outside_the_interval_one_half_of_the_batch_runs():
     (lambda: velocity_sampler.time_grid(0), "1 to 10000 steps"),
     (lambda: velocity_sampler.time_grid(4, shift=0), "shift must be positive"),
     (lambda: velocity_sampler.time_grid(4, last_step=0), "last step must be above 0"),
+    (lambda: velocity_sampler.make_table(4, float("inf")), "scale is inf"),
+    (lambda: velocity_sampler.make_table(4, 2.0, interval=(0.9, 0.1)), "two rising times"),
+    (lambda: velocity_sampler.make_table(4, 2.0, interval=(0.1,)), "two rising times"),
     (lambda: velocity_sampler.check_rule("dpm", "ode"), "sampler is 'dpm'"),
     (lambda: velocity_sampler.check_rule("heun", "sde"), "belongs to the sampler 'euler'"),
     (lambda: velocity_sampler.check_rule("euler", "sde", None), "draws noise at every step")])
