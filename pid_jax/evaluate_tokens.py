@@ -93,7 +93,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = command.Parser(prog="python -m pid_jax.evaluate_tokens", description=__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--data", type=Path, required=True, help="a packed data set")
-    parser.add_argument("--which", default="ema", choices=("ema", "net", "untrained"))
+    parser.add_argument("--which", default="ema", metavar="WEIGHTS",
+                        help="ema (or another average by its name), net or untrained")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: the run's folder")
     parser.add_argument("--mean_of", type=Path, metavar="DATASET",
                         help="also score the mean picture of this data set, such as the training "

@@ -117,7 +117,7 @@ def for_drawing(objective: Objective, pit_chunks: int | None) -> Objective:
 def open_objective(folder: Path, wanted: type[Objective] | tuple[type[Objective], ...],
                    mesh: Mesh | None = None) -> Objective:
     """The objective of a checkpoint, without weights; UserError when it is no `wanted` one."""
-    objective = objectives.build(read_config(folder), mesh)
+    objective = objectives.build(read_config(folder), mesh, drawing=True)
     if not isinstance(objective, wanted):
         name = objective.config.objective
         raise UserError(f"the checkpoint {folder} is of the objective {name!r}: draw with "

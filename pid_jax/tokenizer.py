@@ -50,11 +50,12 @@ def load_tokenizer(path: str | Path, which: str = "ema") -> "Tokenizer":
     """The tokenizer of a DiTok checkpoint, or of a converted TiTok.
 
     Args:
-      which: of a DiTok: "ema", "net" or "untrained".
+      which: of a DiTok: "ema" (or another average by its name), "net" or "untrained".
     Raises:
       UserError: no checkpoint there, or one of another model.
     """
     folder = checkpoint_lib.find_step_folder(path)
+    loading.check_which(folder, which)
     config = loading.read_config(folder)
     if config.model.name == "titok":
         options = config.model.to_dict()
@@ -135,8 +136,8 @@ class DiTokCodec:
             raise UserError(f"label {label} is no class; choose one from 0 to {self.classes - 1}")
         steps = options.steps if steps is None else steps
         guidance = options.guidance if guidance is None else guidance
-        seeds = (seed + np.arange(len(indices))) % 2**32
-        pictures = self._decode(self.checkpoint.params, seeds.astype(np.uint32),
+        seeds = sampling_inputs.seeds(range(seed, seed + len(indices)), len(indices))
+        pictures = self._decode(self.checkpoint.params, seeds,
                                 jnp.asarray(indices), np.full(len(indices), label, np.int32),
                                 steps=steps, guidance=float(guidance))
         return sampling_inputs.check_finite(pictures, "picture")

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from pid_jax import images, pictures
 from pid_jax.data import command, token_files
@@ -41,7 +42,7 @@ def encode(options: argparse.Namespace) -> None:
     """Pictures to token files."""
     tokenizer = load_tokenizer(options.checkpoint, options.which)
     for path in files_of(options.input, PICTURES):
-        picture = square(images.decode(path.read_bytes()), tokenizer.side)
+        picture = square(read_picture(path), tokenizer.side)
         indices = tokenizer.encode(picture[None])[0]
         target = options.out / f"{path.stem}{token_files.ENDING}"
         size = token_files.write(target, indices, tokenizer.codebook_size, tokenizer.fingerprint)
@@ -91,7 +92,15 @@ def bpp_line(tokenizer: Tokenizer) -> str:
     return f"{value:.6f} bits per pixel"
 
 
-def square(picture, side: int) -> np.ndarray:
+def read_picture(path: Path) -> Image.Image:
+    """A picture file; UserError with its name when it is damaged or none."""
+    try:
+        return images.decode(path.read_bytes())
+    except UserError as error:
+        raise UserError(f"the picture {path} cannot be read: {error}") from error
+
+
+def square(picture: Image.Image, side: int) -> np.ndarray:
     """The square centre of a PIL picture, float32 [side, side, 3] in [-1, 1]."""
     return images.to_float(np.asarray(adm_crop(picture, side)))
 
@@ -135,7 +144,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _add_common(parser: argparse.ArgumentParser, name: str, run) -> None:
     parser.set_defaults(run=run)
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--which", default="ema", choices=("ema", "net", "untrained"))
+    parser.add_argument("--which", default="ema", metavar="WEIGHTS",
+                        help="ema (or another average by its name), net or untrained")
     parser.add_argument("--out", type=Path, required=True,
                         help="a file for cache, a folder for the others")
     if name == "cache":

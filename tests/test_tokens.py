@@ -10,8 +10,10 @@ from PIL import Image
 from pid_jax import evaluate_tokens, objectives, tokens
 from pid_jax.data import command
 from pid_jax.data.token_cache import TokenCache
+from pid_jax.errors import UserError
 from pid_jax.training import checkpoint
 from tests import tiny
+from tests.drawing import random_like
 from tests.objectives.test_ditok import SIDE, make_config
 
 
@@ -45,7 +47,12 @@ def test_a_picture_goes_to_a_small_file_and_back(workdir, tmp_path, capsys):
 
 @pytest.mark.parametrize("arguments, sentence", [
     (["decode", "--label", "3"], "label 3 is no class"), (["decode"], "is no token file"),
-    (["encode"], "is damaged|is no|not a picture")])
+    (["decode", "--seed", "-1"], "seed -1 is out of range"),
+    (["decode", "--seed", str(2**32)], "seed 4294967296 is out of range"),
+    (["decode", "--guidance", "nan"], "guidance scale is nan"),
+    (["decode", "--steps", "10000000"], "1 to 10000 steps"),
+    (["decode", "--which", "ema3"], "weights 'ema3' are unknown"),
+    (["encode"], "x.tok cannot be read")])
 def test_bad_input_is_one_sentence(workdir, tmp_path, capsys, arguments, sentence):
     (tmp_path / "x.tok").write_bytes(b"nothing")
     name, *flags = arguments
@@ -58,7 +65,7 @@ def test_bad_input_is_one_sentence(workdir, tmp_path, capsys, arguments, sentenc
     assert status == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
-    assert any(part in error for part in sentence.split("|"))
+    assert sentence in error
 
 
 def test_a_cache_holds_the_tokens_of_every_record(workdir, dataset, tmp_path):
@@ -70,6 +77,20 @@ def test_a_cache_holds_the_tokens_of_every_record(workdir, dataset, tmp_path):
     assert objective.cache.indices.shape == (3, 4)
     objective.check_weights(tokens.load_tokenizer(workdir).checkpoint.params)
     assert TokenCache.read(path).resize == "adm"
+
+
+def test_files_of_the_training_are_not_needed_for_drawing(tmp_path):
+    config = make_config(tmp_path, token_cache=str(tmp_path / "gone.npz"), perceptual="vgg16_bn",
+                         perceptual_weight=1.0, perceptual_weights=str(tmp_path / "gone"))
+    with pytest.raises(UserError, match="gone"):
+        objectives.build(config)
+    objective = objectives.build(config, drawing=True)
+    state = objective.start(random_like(objective.abstract_params, 0))
+    saver = checkpoint.Checkpointer(tmp_path / "run", 1)
+    saver.save(state, {}, config)
+    saver.close()
+    tokenizer = tokens.load_tokenizer(tmp_path / "run", "ema2")
+    assert tokenizer.checkpoint.config.ditok.token_cache == config.ditok.token_cache
 
 
 def test_bits_per_pixel(capsys):

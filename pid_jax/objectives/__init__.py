@@ -25,11 +25,12 @@ MODEL_OF = {"pixeldit_t2i": "pixeldit_t2i", "pixeldit_c2i": "pixeldit_c2i",
             "jit_c2i": "jit", "ditok_stage2": "ditok"}
 
 
-def build(config: ConfigDict, mesh: Mesh | None = None) -> Objective:
+def build(config: ConfigDict, mesh: Mesh | None = None, drawing: bool = False) -> Objective:
     """Makes the network, the encoders and the objective that use them.
 
     Args:
       mesh: where the network will run; None: the first device alone.
+      drawing: without the files that only a training reads.
     Raises:
       UserError: a name or option is unknown, or the parts do not fit each other; found before
         anything compiles.
@@ -45,7 +46,8 @@ def build(config: ConfigDict, mesh: Mesh | None = None) -> Objective:
     if config.objective == "jit_c2i":
         return JitC2I(config, adapted(config, net))
     if config.objective == "ditok_stage2":
-        return build_ditok(config, adapted(config, net))
+        net = adapted(config, net)
+        return DiTokStage2(config, net) if drawing else build_ditok(config, net)
     text = encoders.build_text_encoder(**config.text)
     check_text(net, text)
     if config.objective == "pixeldit_t2i":
