@@ -71,6 +71,13 @@ def test_debug_runs_anywhere(name):
     assert parameters < 1e7
 
 
+def test_documented_options_of_encoders_can_be_set():
+    """On the command line a key must be in the config; `docs/encoders.md` names these."""
+    config = load("pid_teacher_flux_2k", "")
+    assert {"weights", "stored", "tokenizer", "attn_softcap", "dtype"} < set(config.text)
+    assert {"weights", "band", "dtype"} < set(config.codec)
+
+
 def test_every_config_is_in_the_table():
     table = (Path(configs.__file__).parent / "README.md").read_text()
     assert all(f"`{name}.py`" in table for name in NAMES)

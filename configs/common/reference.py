@@ -4,6 +4,7 @@ from ml_collections import ConfigDict
 
 from configs.common import networks, prompts
 from pid_jax.config import base_config
+from pid_jax.encoders import autoencoder_codec
 from pid_jax.encoders.instruction import INSTRUCTION
 
 # What each latent family changes in the network.
@@ -39,7 +40,7 @@ def gemma() -> ConfigDict:
     """The text encoder of the released models."""
     return ConfigDict({"name": "gemma2", "width": 2304, "length": 300,
                        "instruction": INSTRUCTION, "weights": "", "tokenizer": "",
-                       "stored": ""})
+                       "stored": "", "dtype": "bfloat16", "attn_softcap": 0.0})
 
 
 def text_to_image() -> ConfigDict:
@@ -63,6 +64,8 @@ def pid(codec: str, **network) -> ConfigDict:
     config = full_size()
     config.model = ConfigDict(networks.pidnet(remat="full", pit_chunks=4, **network))
     config.codec = ConfigDict({"name": codec, "weights": "", "dtype": "bfloat16"})
+    if codec in autoencoder_codec.FAMILIES:
+        config.codec.band = 0
     config.flow.dynamic_shift = True
     config.sample.guidance = 5.0
     return config

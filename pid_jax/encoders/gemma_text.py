@@ -21,7 +21,7 @@ from pid_jax.encoders.gemma2 import Gemma2
 from pid_jax.encoders.instruction import INSTRUCTION
 from pid_jax.encoders.protocols import TextEncoder
 from pid_jax.encoders.stored_text import StoredTextEncoder
-from pid_jax.encoders.weights import RANDOM, folder_of, open_weights, random_params, shapes_of
+from pid_jax.encoders.weights import CARD, RANDOM, folder_of, open_weights, random_params, shapes_of
 from pid_jax.errors import UserError
 from pid_jax.models.layers import Params
 
@@ -161,8 +161,10 @@ def open_text_encoder(width: int = 2304, length: int = 300,
       stored: folder of embeddings that `pid_jax.embed_captions` made; they are looked up, and
         neither weights nor tokenizer are needed.
     Raises:
-      UserError: the weights, or what is stored, are of another width or length.
+      UserError: the weights, or what is stored, are of another width or length; options that are
+        none.
     """
+    _check_options(length, instruction, attn_softcap, batch)
     if stored:
         return _open_stored(stored, width, length)
     options = {"dtype": check_dtype(dtype), "attn_softcap": attn_softcap}
@@ -173,13 +175,27 @@ def open_text_encoder(width: int = 2304, length: int = 300,
         network = opened.make(lambda **held: Gemma2(**held | options))
         read = opened.read
     if network.hidden_size != width:
-        raise UserError(f"config.text.width is {width}, but {folder_of('gemma2', weights)} holds a "
-                        f"Gemma-2 of width {network.hidden_size}; set the width, and that of the "
-                        "network, to it")
+        folder = folder_of("gemma2", weights)
+        held = f"{folder} holds a" if (folder / CARD).exists() else "the published weights are of a"
+        raise UserError(f"config.text.width is {width}, but {held} Gemma-2 of width "
+                        f"{network.hidden_size}; set the width, and that of the network, to it")
     file = Path(tokenizer) if tokenizer else folder_of("gemma2", weights)
     return GemmaTextEncoder(
         network, lambda: read(shapes_of(network)),
         lambda: Layout(load_tokenizer(file), "\n".join(instruction), length), length, batch)
+
+
+def _check_options(length: int, instruction: Sequence[str], attn_softcap: float,
+                   batch: int) -> None:
+    for name, value in (("length", length), ("batch", batch)):
+        if value < 1:
+            raise UserError(f"config.text.{name} is {value}; expected at least 1")
+    if isinstance(instruction, str):
+        raise UserError(f"config.text.instruction is {instruction[:40]!r}; expected a tuple of "
+                        "lines, such as ('Describe:',), or () for none")
+    if attn_softcap < 0:
+        raise UserError(f"config.text.attn_softcap is {attn_softcap}; expected a number above 0, "
+                        "such as 50, or 0 for none")
 
 
 def _open_stored(folder: str, width: int, length: int) -> StoredTextEncoder:

@@ -130,7 +130,7 @@ def initial_weights(config: ConfigDict, objective: Objective, abstract: Params) 
     folder = checkpoint.find_step_folder(config.init_from)
     name = checkpoint.weights_item(folder)
     logger.info("starting from the %s weights of %s", name, folder)
-    _warn_of_differences(folder, config)
+    _warn_of_differences("config.init_from", folder, config)
     params, fresh = read_weights(folder, name, abstract, "config.init_from",
                                  (*objective.fresh_parameters, FRESH_ADAPTERS, *config.init_fresh),
                                  (*objective.unused_parameters, *config.init_unused),
@@ -141,12 +141,12 @@ def initial_weights(config: ConfigDict, objective: Objective, abstract: Params) 
     return params
 
 
-def _warn_of_differences(folder: Path, config: ConfigDict) -> None:
+def _warn_of_differences(key: str, folder: Path, config: ConfigDict) -> None:
     """Shapes do not tell all: flux and qwenimage networks have the same, rotary tables have none."""
     saved = checkpoint.read_config(folder)
     if saved.model.name == config.model.name:
         for change in config_lib.differences(saved, config, ("model", "codec", "text")):
-            logger.warning("config.init_from was made with another config: %s", change)
+            logger.warning("%s was made with another config: %s", key, change)
 
 
 def frozen_networks(objective: Objective, abstract: dict[str, Params],
@@ -178,6 +178,8 @@ def _frozen_network(objective: Objective, name: str, source: str | None, abstrac
     else:
         folder = _frozen_folder(source, recorded)
         refuse_other_teacher(key, folder, objective.config)
+        if source != objective.config.init_from:  # of which this is said already
+            _warn_of_differences(key, folder, objective.config)
         params, _ = read_weights(folder, checkpoint.weights_item(folder), abstract, key,
                                  unused=(*objective.unused_parameters,
                                          *objective.config.init_unused))

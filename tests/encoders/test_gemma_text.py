@@ -61,6 +61,21 @@ def test_missing_weights_and_wrong_width(tmp_path):
         build_text_encoder("gemma2", weights=str(tmp_path))
 
 
+def test_another_width_without_weights(tmp_path):
+    with pytest.raises(UserError, match="width is 64, but the published .* Gemma-2 of width 2304"):
+        build_text_encoder("gemma2", weights=str(tmp_path), width=64)
+
+
+@pytest.mark.parametrize("option, value, sentence", [
+    ("length", 0, "config.text.length is 0; expected at least 1"),
+    ("batch", 0, "config.text.batch is 0; expected at least 1"),
+    ("instruction", "Describe", "config.text.instruction is 'Describe'; expected a tuple of lines"),
+    ("attn_softcap", -50.0, "config.text.attn_softcap is -50.0; expected a number above 0")])
+def test_options_that_are_none(option, value, sentence):
+    with pytest.raises(UserError, match=sentence):
+        build_text_encoder("gemma2", **OPTIONS | {option: value})
+
+
 def test_stored_embeddings_of_two_processes(tmp_path, encoder, monkeypatch):
     config = tiny.config("pixeldit_t2i", tiny.write_dataset(tmp_path / "data", count=5))
     config.text = {"name": "gemma2", **OPTIONS}
