@@ -260,7 +260,7 @@ class Loop:
         self.count_work(arrays, phase)
         self.read_metrics()
         self.performance.add(time.monotonic() - began, wait)
-        self.unread = Report(step, phase, values, metrics_lib.digest(batch["key"]))
+        self.unread = Report(step, phase, values, metrics_lib.digest(self.batches.global_keys))
         return state
 
     def next_batch(self, step: int) -> tuple[Mapping[str, Any], float]:
@@ -336,7 +336,7 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Metrics of a step that are still on the device, and the digest of its batch's keys."""
+    """Metrics of a step that are still on the device, and the digest of its global batch's keys."""
 
     step: int
     phase: str

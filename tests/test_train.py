@@ -35,7 +35,11 @@ class Batches:
 
     def __next__(self):
         self.step += 1
-        return {"key": [f"sample {self.step}"]}
+        return {}
+
+    @property
+    def global_keys(self):
+        return [f"sample {self.step}"]
 
     def get_state(self):
         return {"step": self.step}

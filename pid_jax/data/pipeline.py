@@ -176,6 +176,11 @@ class Batches(Iterator[dict]):
         self.step += 1
         return {"image": images.to_float(batch.pop("pixels"))} | batch
 
+    @property
+    def global_keys(self) -> list[str]:
+        """Keys of the last batch as planned, its rows in other processes included."""
+        return [self._dataset.index.key[slot.record] for slot in self.plan.batch(self.step - 1)]
+
     def get_state(self) -> dict[str, Any]:
         """JSON-able: the next step, and what must be the same for it to mean the same batch."""
         return {"step": self.step, "order": self._order()}

@@ -123,6 +123,7 @@ def test_two_processes_see_the_halves_of_the_same_batches(folder):
                *(build_pipeline(folder, 4, **RANDOM, process=p, processes=2) for p in (0, 1))]
     for _ in range(5):
         whole, *halves = map(next, streams)
+        assert [stream.global_keys for stream in streams] == [whole["key"]] * 3
         np.testing.assert_array_equal(
             whole["image"], np.concatenate([half["image"] for half in halves]))
         assert whole["caption"] == halves[0]["caption"] + halves[1]["caption"]

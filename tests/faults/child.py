@@ -85,11 +85,12 @@ def config_of(data: str, options: dict) -> ConfigDict:
 
 
 def main(workdir: str, data: str, size: int = 64, pause: float = 0.0, fault: str = "",
-         environment: dict | None = None, **options: Any) -> None:
+         devices: int = 1, environment: dict | None = None, **options: Any) -> None:
     """Runs `train.run` to its end and exits as `pid_jax.main` does; output goes to `child.log`.
 
     Args:
       fault: name of a function here that prepares the process for its case.
+      devices: of this process.
       environment: of one of several processes.
       options: `config` paths with __ for the dots.
     """
@@ -104,6 +105,7 @@ def main(workdir: str, data: str, size: int = 64, pause: float = 0.0, fault: str
     config = config_of(data, {name.replace("__", "."): value for name, value in options.items()})
 
     def run() -> None:
+        jax.config.update("jax_num_cpu_devices", devices)
         multihost.start(environment or {})
         with multihost.leaving_alone():
             train.run(config, workdir)

@@ -1,6 +1,5 @@
 """Starts children, waits for what they log, hurts them, and compares what they leave."""
 
-import json
 import multiprocessing
 import os
 import re
@@ -77,7 +76,7 @@ class Run:
     @property
     def checkpoints(self) -> Path:
         """Where they are."""
-        return self.folder / "checkpoints"
+        return Path(self._options.get("checkpoint__folder", self.folder)) / "checkpoints"
 
     def steps(self) -> list[int]:
         """The complete checkpoints."""
@@ -113,6 +112,17 @@ def hosts(run: Run, count: int, **options: Any) -> list[multiprocessing.Process]
     return [run.start(environment={
         multihost.COORDINATOR: f"127.0.0.1:{port}", multihost.PROCESSES: str(count),
         multihost.PROCESS: str(index)}, **options) for index in range(count)]
+
+
+def finish_hosts(run: Run, count: int, **options: Any) -> None:
+    """Runs so many hosts to the end."""
+    processes = hosts(run, count, **options)
+    for process in processes:
+        process.join(HANG)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    assert codes == [0] * count, "".join(map(run.log, range(count)))
 
 
 def children_of(pid: int) -> list[int]:
@@ -159,8 +169,3 @@ def sentence(log: str) -> str:
     lines = [line for line in log.splitlines() if line.startswith("error: ")]
     assert lines, log
     return lines[-1]
-
-
-def dumped(value: Any) -> str:
-    """JSON in one line, for a table."""
-    return json.dumps(value, sort_keys=True)

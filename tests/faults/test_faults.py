@@ -162,8 +162,8 @@ def test_disk_without_room_for_the_file(run, expected):
 
 
 @pytest.mark.slow
-def test_full_disk(tmp_path, data):
-    """A tmpfs that holds two checkpoints; needs the right to mount."""
+def test_full_disk(tmp_path, data, expected):
+    """A tmpfs that holds five checkpoints; needs the right to mount."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk])
@@ -171,22 +171,33 @@ def test_full_disk(tmp_path, data):
     try:
         run = Run(tmp_path / "run", data, **OPTIONS, checkpoint__folder=str(disk))
         code, log = run.finish(checkpoint__keep=99)
-        steps = sorted(int(path.name) for path in (disk / "checkpoints").iterdir()
-                       if path.name.isdigit())
-        assert code in (1, 2) and steps, log
-        assert f"newest complete checkpoint is of step {steps[-1]}" in sentence(log) or (
-            "make room" in sentence(log))
-        code, log = run.finish(checkpoint__keep=1)
-        note(f"| tmpfs of 4 MiB full after step {steps[-1]} | a sentence with that step; the next "
-             f"start: status {code} |")
+        steps = run.steps()
+        assert code == 1 and steps, log
+        assert f"newest complete checkpoint is of step {steps[-1]}" in sentence(log)
+        code, log = run.finish(checkpoint__keep=99)
+        assert code == 2 and "make room" in sentence(log) and run.steps() == steps
+        for step in steps[:2]:
+            shutil.rmtree(run.checkpoints / str(step))
+        code, log = run.finish()
+        assert code == 0 and f"resuming from {run.checkpoints / str(steps[-1])}" in log, log
+        assert_same(run.outcome(), expected)
+        note(f"| tmpfs of 4 MiB full after step {steps[-1]} | status 1 with that step; the next "
+             "start: status 2; with room for a checkpoint the same command, bit-equal |")
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
 
 
-def test_storage_that_vanishes(run):
+def test_storage_that_vanishes(run, expected):
     code, log = run.finish(fault="vanishing_storage", total_steps=8)
     assert code == 1 and "newest complete checkpoint is of step 4" in sentence(log)
-    note(f"| checkpoint folder vanishes | status 1: ...{sentence(log)[-60:]} |")
+    said = sentence(log)
+    run.checkpoints.unlink()
+    (run.folder / "elsewhere").rename(run.checkpoints)
+    code, log = run.finish()
+    assert code == 0 and "resuming from" in log, log
+    assert_same(run.outcome(), expected)
+    note(f"| checkpoint folder vanishes | status 1: ...{said[-60:]}; back again the same command, "
+         "bit-equal |")
 
 
 @pytest.mark.slow
@@ -240,6 +251,27 @@ def test_corrupt_record_mid_epoch(tmp_path, data):
     assert code == 2, log
     note(f"| corrupt record | replaced, with a warning that names it; with `data.strict` status 2: "
          f"{sentence(log)[:60]}... |")
+
+
+EIGHT = {"mesh__data": 2, "mesh__fsdp": 4, "data__batch_size": 8, "total_steps": 4}
+
+
+def test_two_hosts_of_four_devices_save_and_restore(tmp_path, data):
+    """Bit-equal to themselves, interrupted or not; to one host as far as sums in another order."""
+    whole, again, alone = (Run(tmp_path / name, data, **OPTIONS | EIGHT)
+                           for name in ("whole", "again", "alone"))
+    lab.finish_hosts(whole, 2, devices=4)
+    lab.finish_hosts(again, 2, devices=4, total_steps=2)
+    lab.finish_hosts(again, 2, devices=4)
+    assert f"resuming from {again.checkpoints / '2'}" in again.log()
+    assert_same(again.outcome(), whole.outcome())
+    code, log = alone.finish(devices=8)
+    assert code == 0, log
+    for line, wanted in zip(whole.outcome()["metrics"], alone.outcome()["metrics"], strict=True):
+        assert line["batch"] == wanted["batch"]
+        assert line["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
+    note("| 2 hosts of 4 devices, stopped and started again | bit-equal to 2 hosts that were not, "
+         "losses equal to 1 host's of 8 devices to 1e-5 |")
 
 
 HOSTS = {"total_steps": 400, "mesh__data": 2, "pause": 0.1, "mesh__patience": 20.0}
