@@ -6,7 +6,6 @@ interrupts a writer, the folder is a readable data set of the shards finished un
 
 import bisect
 import collections
-import contextlib
 import hashlib
 import itertools
 import json
@@ -21,7 +20,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from pid_jax.data import index as index_lib
 from pid_jax.data import records
 from pid_jax.data.records import CorruptRecord, Record
-from pid_jax.data.shard_files import WRITER_OPTIONS, ShardFiles, one_line
+from pid_jax.data.shard_files import WRITER_OPTIONS, ShardFiles, write_errors
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
 
@@ -89,7 +88,7 @@ class DatasetWriter:
         data = records.to_bytes(record)
         if self._writer is None:
             self._writer = ArrayRecordWriter(str(self._part_file), WRITER_OPTIONS)
-        with _write_errors(self._part_file):
+        with write_errors(self._part_file):
             self._writer.write(data)
         self._rows.add(record, data)
         self._count(record, data)
@@ -143,7 +142,7 @@ class DatasetWriter:
         if self._writer is None:
             return
         writer, self._writer = self._writer, None
-        with _write_errors(self._part_file):
+        with write_errors(self._part_file):
             writer.close()
         index = self._rows.build()
         target = self._folder / self._shard_name
@@ -318,11 +317,3 @@ def _sync_and_hash(file: Path) -> str:
     with open(file, "rb") as handle:
         os.fsync(handle.fileno())
         return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-@contextlib.contextmanager
-def _write_errors(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise UserError(f"cannot write {file}: {one_line(error)}") from error

@@ -1,13 +1,15 @@
 """Random access to records in ArrayRecord files, from many threads and in many processes."""
 
 import collections
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from array_record.python.array_record_module import ArrayRecordReader
 
 from pid_jax.data.records import CorruptRecord
+from pid_jax.errors import UserError
 
 # One record a group: random access reads nothing but the record. Pictures do not compress further.
 WRITER_OPTIONS = "group_size:1,uncompressed"
@@ -58,3 +60,12 @@ class ShardFiles:
 def one_line(error: BaseException) -> str:
     """The message of an error of the ArrayRecord library, whose lines it wraps."""
     return " ".join(str(error).split())
+
+
+@contextlib.contextmanager
+def write_errors(file: Path) -> Iterator[None]:
+    """What the ArrayRecord library raises while `file` is written, as a UserError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise UserError(f"cannot write {file}: {one_line(error)}") from error

@@ -24,7 +24,7 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from pid_jax.data.records import CorruptRecord
-from pid_jax.data.shard_files import WRITER_OPTIONS, ShardFiles
+from pid_jax.data.shard_files import WRITER_OPTIONS, ShardFiles, write_errors
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
 
@@ -66,13 +66,14 @@ def digest(origin: Origin) -> bytes:
 
 
 def write_file(path: Path, entries: Sequence[bytes]) -> None:
-    """Writes one file, complete or not at all."""
+    """Writes one file, complete or not at all. Raises UserError when the disk cannot take it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
-    writer = ArrayRecordWriter(str(part), WRITER_OPTIONS)
-    for entry in entries:
-        writer.write(entry)
-    writer.close()
+    with write_errors(part):
+        writer = ArrayRecordWriter(str(part), WRITER_OPTIONS)
+        for entry in entries:
+            writer.write(entry)
+        writer.close()
     with open(part, "rb") as file:
         os.fsync(file.fileno())
     os.replace(part, path)

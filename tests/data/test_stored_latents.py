@@ -120,6 +120,13 @@ def test_weights_belong_to_what_latents_depend_on():
     assert origin["codec"] == "flux" and len(origin["weights"]) == 64
 
 
+def test_a_full_disk_is_a_sentence(tmp_path):
+    (tmp_path / ".a.part").symlink_to("/dev/full")
+    with pytest.raises(UserError, match="cannot write .*No space left"):
+        stored_latents.write_file(tmp_path / "a", [b"entry"])
+    assert not (tmp_path / "a").exists()
+
+
 @pytest.mark.parametrize("dtype", stored_latents.DTYPES)
 def test_entries_round_trip(dtype):
     data = stored_latents.to_bytes(7, LATENT, dtype, ORIGIN)
