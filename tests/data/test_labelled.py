@@ -49,15 +49,26 @@ def test_a_source_without_folders_is_refused(tmp_path):
         ingest.main(["--dst", str(tmp_path / "packed")])
 
 
+class Rows(list):
+    """A data source with damage where there is no row."""
+
+    def __getitem__(self, number):
+        row = super().__getitem__(number)
+        if row is None:
+            raise RuntimeError("chunk header hash mismatch")
+        return row
+
+
 def test_pictures_of_a_tfds_set(tmp_path, monkeypatch):
     write(tmp_path / "one.png")
     data = (tmp_path / "one.png").read_bytes()
-    rows = [{"image": data, "label": np.int64(7)}, {"image": data, "label": np.int64(0)}]
+    rows = Rows([{"image": data, "label": np.int64(7)}, {"image": data, "label": np.int64(0)}, None])
     monkeypatch.setattr(labelled, "_tfds_source", lambda *arguments: rows)
     ingest.main(["--tfds", "imagenet2012", "--dst", str(tmp_path / "packed")])
     packed = list(Dataset(tmp_path / "packed"))
     assert [record.captions for record in packed] == [{"label": "7"}, {"label": "0"}]
     assert packed[0].source == "imagenet2012" and packed[0].image == data
+    assert "TFDS cannot read it: chunk header" in (tmp_path / "packed" / "skipped.jsonl").read_text()
 
 
 def test_a_tfds_set_that_is_not_prepared(tmp_path):

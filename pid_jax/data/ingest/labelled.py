@@ -62,8 +62,15 @@ def tfds_items(name: str, split: str, data_dir: Path | None = None) -> Iterator[
     source = _tfds_source(name, split, data_dir)
     for number in range(len(source)):
         yield Item(f"{split}/{number:08d}", f"{name} {split} {number}",
-                   lambda number=number: _bytes(source[number]["image"]),
-                   lambda number=number: {LABEL: str(int(source[number][LABEL]))})
+                   lambda number=number: _bytes(_row(source, number)["image"]),
+                   lambda number=number: {LABEL: str(int(_row(source, number)[LABEL]))})
+
+
+def _row(source: Any, number: int) -> Mapping[str, Any]:
+    try:
+        return source[number]
+    except Exception as error:  # what TFDS's readers raise about a damaged file
+        raise UserError(f"TFDS cannot read it: {' '.join(str(error).split())[:200]}") from error
 
 
 def _tfds_source(name: str, split: str, data_dir: Path | None) -> Any:
