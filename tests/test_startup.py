@@ -80,6 +80,7 @@ def test_a_file_that_never_appears(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("address, sentence", [
     ("host0", "PID_JAX_COORDINATOR is 'host0'; expected host:port"),
+    ("host0:99999", "PID_JAX_COORDINATOR is 'host0:99999'; expected host:port"),
     ("127.0.0.1:1", "does not answer process 1 .* a loopback address reaches the processes of one "
                     "host only")])
 def test_a_coordinator_that_cannot_be_reached(address, sentence):
@@ -91,6 +92,14 @@ def test_a_coordinator_that_answers():
     with socket.create_server(("127.0.0.1", 0)) as server:
         multihost.refuse_unreachable(f"127.0.0.1:{server.getsockname()[1]}", 1, seconds=5)
     multihost.refuse_unreachable("127.0.0.1:1", 0)  # process 0 makes it
+
+
+def test_a_coordinator_with_an_address_in_brackets(monkeypatch):
+    asked = []
+    monkeypatch.setattr(socket, "create_connection",
+                        lambda address, timeout: asked.append(address) or socket.socket())
+    multihost.refuse_unreachable("[2001:db8::1]:29400", 1, seconds=5)
+    assert asked == [("2001:db8::1", 29400)]
 
 
 def test_one_process_votes_for_itself(mesh):

@@ -73,12 +73,12 @@ def refuse_unreachable(address: str, process: int, seconds: float = START_SECOND
       UserError: no address, or nobody answers there for so many seconds.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise UserError(f"{COORDINATOR} is {address!r}; expected host:port")
     end = time.monotonic() + seconds
     while process:
         try:
-            socket.create_connection((host, int(port)), timeout=5).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
             return
         except OSError as error:
             if time.monotonic() > end:
