@@ -17,7 +17,8 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 parse "$@"
 VENV="${VENV:-$PROJECT/.venv}"
-WORKDIR="$(trainer_flag --workdir)${WORKDIR:-}"
+FOLDER="$(trainer_flag --workdir)"
+WORKDIR="${FOLDER:-${WORKDIR:-}}"
 
 guess_platform() {
   if [ -e /dev/nvidia0 ]; then echo gpu; elif compgen -G '/dev/accel*' > /dev/null; then echo tpu

@@ -278,7 +278,7 @@ def test_single_host_starts_lists_and_stops(tmp_path):
     settings = stand_in(tmp_path, f"case $* in *check_env*) exit 0;; esac\n{STAYS}")
     run = str(tmp_path / "run")
     flags = ("--", "--config=a.py", f"--workdir={run}")
-    started = script("single_host", *flags, **settings)
+    started = script("single_host", *flags, **settings, WORKDIR="the flag counts")
     assert started.returncode == 0, started.stderr
     log = Path(run) / "launch.log"
     wait_until(lambda: "started" in log.read_text())
