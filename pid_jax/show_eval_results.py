@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pid_jax.data import command
+from pid_jax.errors import UserError
 from pid_jax.evaluation import history as history_lib
 from pid_jax.evaluation.history import Evaluation
 from pid_jax.files import atomic_write
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str]) -> None:
     history = history_lib.read_history(options.output_dir)
     shown = history
     if options.top_k:
-        shown = history_lib.best(history, options.metric, options.top_k)
+        shown = history_lib.best(history, options.metric or "psnr", options.top_k)
     for line in table(shown):
         command.show(line)
     if options.trend:
@@ -68,10 +69,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
                         help="workdir of the run, or its evaluation_history")
     parser.add_argument("--top-k", type=command.count, metavar="N",
                         help="only the best N evaluations by --metric")
-    parser.add_argument("--metric", default="psnr", help="of --top-k; default: psnr")
+    parser.add_argument("--metric", help="of --top-k; default: psnr")
     parser.add_argument("--trend", action="store_true", help="first against last, every metric")
     parser.add_argument("--export", type=Path, metavar="FILE.csv", help="write all as CSV")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.metric and not options.top_k:
+        raise UserError("--metric belongs to --top-k: say how many evaluations to show")
+    return options
 
 
 if __name__ == "__main__":

@@ -117,9 +117,11 @@ def _read(path: Path) -> Evaluation:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         metrics = {name: float(value) for name, value in content["metrics"].items()}
-        return Evaluation(int(content["step"]), metrics, dict(content["unavailable"]),
+        if type(content["step"]) is not int or not all(map(math.isfinite, metrics.values())):
+            raise ValueError("its step is no whole number, or a metric not finite")
+        return Evaluation(content["step"], metrics, dict(content["unavailable"]),
                           dict(content["note"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"the evaluation {path} is damaged: {error}; remove it") from error
 
 

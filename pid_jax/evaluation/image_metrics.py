@@ -9,6 +9,8 @@ import numpy as np
 from pid_jax.diffusion import resampling
 from pid_jax.errors import UserError
 
+EQUAL_DB = 100.0
+
 
 def psnr(pictures: np.ndarray, references: np.ndarray, data_range: float = 255.0) -> np.ndarray:
     """Peak signal-to-noise ratio in dB; infinite for equal pictures."""
@@ -16,6 +18,11 @@ def psnr(pictures: np.ndarray, references: np.ndarray, data_range: float = 255.0
     error = np.mean(np.square(pictures - references), axis=(-3, -2, -1))
     with np.errstate(divide="ignore"):
         return 10.0 * np.log10(data_range**2 / error)
+
+
+def finite_psnr(pictures: np.ndarray, references: np.ndarray) -> np.ndarray:
+    """`psnr` of bytes with 100 dB for equal pictures, so that a blank one spoils no mean."""
+    return np.minimum(psnr(pictures, references), EQUAL_DB)
 
 
 def ssim(pictures: np.ndarray, references: np.ndarray, data_range: float = 255.0) -> np.ndarray:

@@ -12,9 +12,9 @@ def compare(drawn: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     Args:
       drawn, truth: float [B, H, W, 3] in [-1, 1].
     Returns:
-      `psnr`, `ssim`, `de2000`.
+      `psnr` (equal pictures count 100), `ssim`, `de2000`.
     """
     drawn, truth = images.to_uint8(drawn), images.to_uint8(truth)
-    return {"psnr": float(np.mean(image_metrics.psnr(drawn, truth))),
+    return {"psnr": float(np.mean(image_metrics.finite_psnr(drawn, truth))),
             "ssim": float(np.mean(image_metrics.ssim(drawn, truth))),
             "de2000": float(np.mean(image_metrics.lq_color_de2000(drawn, truth)))}

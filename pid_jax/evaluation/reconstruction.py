@@ -2,7 +2,7 @@
 
 | metric                | definition                                                            |
 |-----------------------|-----------------------------------------------------------------------|
-| psnr, ssim            | of rounded bytes, mean over pictures                                   |
+| psnr, ssim            | of rounded bytes, mean over pictures; equal ones count 100 dB          |
 | psnr_mean_colour      | PSNR of each picture's own mean colour: what no tokens are needed for  |
 | psnr_mean_picture     | PSNR of the mean picture of another data set                           |
 | lpips                 | LPIPS v0.1, mean over pictures                                         |
@@ -59,7 +59,7 @@ class Scores:
         self._counts += codebook.histogram(indices, self._size)
         self._shape = (indices.shape[1], *truth.shape[1:3])
         true_bytes, drawn_bytes = images.to_uint8(truth), images.to_uint8(pictures)
-        self._note("psnr", image_metrics.psnr(drawn_bytes, true_bytes))
+        self._note("psnr", image_metrics.finite_psnr(drawn_bytes, true_bytes))
         self._note("ssim", image_metrics.ssim(drawn_bytes, true_bytes))
         self._baseline("psnr_mean_colour", truth.mean((1, 2), keepdims=True), truth, true_bytes)
         if self._mean_picture is not None:
@@ -86,7 +86,7 @@ class Scores:
     def _baseline(self, name: str, picture: np.ndarray, truth: np.ndarray,
                   true_bytes: np.ndarray) -> None:
         drawn = images.to_uint8(np.broadcast_to(picture, truth.shape))
-        self._note(name, image_metrics.psnr(drawn, true_bytes))
+        self._note(name, image_metrics.finite_psnr(drawn, true_bytes))
 
     def _add_features(self, truth: np.ndarray, pictures: np.ndarray) -> None:
         real, fake = (self._features(inception_bytes(batch)) for batch in (truth, pictures))

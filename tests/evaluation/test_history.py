@@ -65,9 +65,12 @@ def test_an_evaluation_of_the_same_step_replaces(folder):
 
 
 def test_damage_and_absence_are_named(folder, tmp_path_factory):
-    (folder / "evaluation_history" / "eval_step00003000.json").write_text("{}")
-    with pytest.raises(UserError, match="is damaged"):
-        history.read_history(folder)
+    whole = '{"step": %s, "metrics": {"psnr": %s}, "unavailable": {}, "note": {}}'
+    for text in ("{}", "[" * 100_000, whole % ("Infinity", 1), whole % (1.5, 1),
+                 whole % (1, "NaN")):
+        (folder / "evaluation_history" / "eval_step00003000.json").write_text(text)
+        with pytest.raises(UserError, match="is damaged"):
+            history.read_history(folder)
     with pytest.raises(UserError, match="holds no evaluations"):
         history.read_history(tmp_path_factory.mktemp("empty"))
     with pytest.raises(UserError, match="not finite: psnr"):
@@ -82,6 +85,8 @@ def test_the_command_prints_table_trend_and_csv(folder, capsys):
     assert "6000" in printed and "lpips: unavailable, no weights" in printed
     assert "rfid: 40.0000 at step 3000 -> 30.0000 at step 6000, -10.0000 (-25.00 %)" in printed
     assert table.read_text().startswith("step,psnr,rfid\n")
+    with pytest.raises(UserError, match="--metric belongs to --top-k"):
+        show_eval_results.main(["--output-dir", str(folder), "--metric", "rfid"])
 
 
 def test_scores_without_weights_say_what_is_missing():
@@ -93,6 +98,14 @@ def test_scores_without_weights_say_what_is_missing():
     assert found["psnr"] > found["psnr_mean_colour"] and "psnr_mean_picture" in found
     assert found["bpp"] == 4 * 3 / 256
     assert scores.unavailable.keys() == {"rfid", "is_1_split", "is_10_splits", "lpips"}
+
+
+def test_a_blank_picture_drawn_exactly_spoils_no_mean():
+    truth = np.stack([np.ones((16, 16, 3), np.float32), np.zeros((16, 16, 3), np.float32)])
+    scores = reconstruction.Scores(8)
+    scores.add(truth, np.ones_like(truth), np.zeros((2, 4), int))
+    found = scores.results()
+    assert found["psnr_mean_colour"] == 100 and 50 < found["psnr"] < 60
 
 
 def test_bytes_for_inception_are_truncated_but_keep_bytes():
