@@ -11,7 +11,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from pid_jax.encoders.spatial_ops import Whole, in_bands
+from pid_jax.encoders.spatial_ops import GROUPS, Whole, in_bands
+from pid_jax.errors import UserError
 from pid_jax.models.convolution import affine_init, conv
 from pid_jax.models.layers import (Params, draw, linear, linear_spec, norm_init, torch_spec,
                                    unstack)
@@ -42,6 +43,16 @@ class AutoEncoder(Shell):
     norm: str = "group"
     halving_upsample: bool = False
     patch: int = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        sizes = (self.ch, *self.ch_mult, self.num_res_blocks, self.z_channels, self.patch)
+        whole = all(isinstance(size, int) and size > 0 for size in sizes) and self.ch_mult
+        if not whole or self.norm == "group" and any(
+                self.ch * multiple % GROUPS for multiple in (1, *self.ch_mult)):
+            raise UserError(f"no auto-encoder has ch {self.ch}, ch_mult {self.ch_mult}, "
+                            f"num_res_blocks {self.num_res_blocks}, z_channels {self.z_channels}; "
+                            f"expected whole numbers above 0, levels in groups of {GROUPS} channels")
 
     @property
     def channels(self) -> int:

@@ -18,11 +18,13 @@ class Tokenizer:
     Attributes:
       split: text -> token numbers, without any special token around them.
       begin, pad: numbers of the tokens that begin a text and fill it up.
+      size: of the vocabulary; all numbers are below it.
     """
 
     split: Callable[[str], list[int]]
     begin: int
     pad: int
+    size: int
 
     def encode(self, text: str) -> list[int]:
         """The beginning token and those of the text."""
@@ -52,12 +54,14 @@ def _read_json(file: Path) -> Tokenizer:
     begin, pad = (tokenizer.token_to_id(token) for token in ("<bos>", "<pad>"))
     if begin is None or pad is None:
         raise UserError(f"the tokenizer {file} has no tokens <bos> and <pad>; it is not Gemma's")
-    return Tokenizer(lambda text: tokenizer.encode(text, add_special_tokens=False).ids, begin, pad)
+    return Tokenizer(lambda text: tokenizer.encode(text, add_special_tokens=False).ids, begin, pad,
+                     tokenizer.get_vocab_size())
 
 
 def _read_model(file: Path) -> Tokenizer:
     processor = _package("sentencepiece").SentencePieceProcessor(model_file=str(file))
-    return Tokenizer(processor.encode, processor.bos_id(), processor.pad_id())
+    return Tokenizer(processor.encode, processor.bos_id(), processor.pad_id(),
+                     processor.get_piece_size())
 
 
 def _package(name: str) -> ModuleType:

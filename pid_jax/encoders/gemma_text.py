@@ -101,8 +101,16 @@ class GemmaTextEncoder(Frozen):
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """The tokenizer with its instruction; read at the first call."""
-        return self._make_layout()
+        """The tokenizer with its instruction; read at the first call.
+
+        Raises: UserError when it splits into tokens that the network does not know.
+        """
+        layout, known = self._make_layout(), self.network.vocab_size
+        if layout.tokenizer.size > known:
+            raise UserError(f"the tokenizer has {layout.tokenizer.size} tokens, but this Gemma-2 "
+                            f"knows {known}; put the one that was published with its weights "
+                            "beside them, or name it as config.text.tokenizer")
+        return layout
 
     @functools.cached_property
     def null(self) -> np.ndarray:

@@ -68,7 +68,7 @@ def reframe(latent: np.ndarray, sigma: float, frame: str, path: str) -> tuple[np
     if frame == path:
         return latent, float(sigma)
     noise = np.float64(sigma)
-    clean = {"flow": 1 - noise, "vp": np.sqrt(1 - noise**2), "euler": 1.0}[frame]
+    clean = 1.0 if frame == "euler" else 1 - noise if frame == "flow" else np.sqrt(1 - noise**2)
     length = float(clean + noise if path == "flow" else np.hypot(clean, noise))
     return latent / np.float32(length), float(sigma) / length
 

@@ -92,12 +92,16 @@ class Opened:
     read: Callable[[Params], Params]
 
     def make(self, networks: Callable[..., T]) -> T:
-        """`networks(**options)`; UserError where the header has options that they do not take."""
+        """`networks(**options)`; UserError where the header has options that make no networks."""
         try:
-            return networks(**self.options)
-        except (TypeError, AttributeError) as error:
+            made = networks(**self.options)
+            for network in made if isinstance(made, tuple) else (made,):
+                shapes_of(network)
+        except (UserError, TypeError, AttributeError, ValueError, ArithmeticError,
+                IndexError) as error:
             raise UserError(f"{self.folder / CARD} is not understood ({error}); make the folder "
                             "again") from error
+        return made
 
 
 def open_weights(name: str, weights: str) -> Opened:
@@ -127,8 +131,8 @@ def read_card(name: str, folder: Path) -> dict[str, Any]:
     if card.get("encoder") != name:
         section, held = ORIGINS[name].section, card.get("encoder")
         raise UserError(f"config.{section}.name asks for {ORIGINS[name].what}, but {folder} holds "
-                        f"{ORIGINS[held].what if held in ORIGINS else repr(held)}; name the folder "
-                        f"of the right ones as config.{section}.weights")
+                        f"{ORIGINS[held].what if held in list(ORIGINS) else repr(held)}; name the "
+                        f"folder of the right ones as config.{section}.weights")
     return card | {"network": _tuples(card["network"])}
 
 
@@ -137,6 +141,9 @@ def _read_json(name: str, folder: Path) -> dict[str, Any]:
         card = json.loads((folder / CARD).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise missing(name, folder, CARD) from error
+    except NotADirectoryError as error:
+        raise UserError(f"{folder} is a file; make a folder of it: {_advice(name, folder)}"
+                        ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{folder / CARD} cannot be read: {error}") from error
     return card if isinstance(card, dict) else {}

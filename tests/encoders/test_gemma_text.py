@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from pid_jax import embed_captions
-from pid_jax.encoders import TextEncoder, build_text_encoder
+from pid_jax.encoders import TextEncoder, build_text_encoder, gemma_text
 from pid_jax.encoders.caption_tokenizer import load_tokenizer
 from pid_jax.encoders.instruction import INSTRUCTION
 from pid_jax.errors import UserError
@@ -59,6 +59,14 @@ def test_missing_weights_and_wrong_width(tmp_path):
     (tmp_path / "encoder.json").write_text(json.dumps(card))
     with pytest.raises(UserError, match="width is 2304, but .* Gemma-2 of width 64"):
         build_text_encoder("gemma2", weights=str(tmp_path))
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer.model"])
+def test_a_tokenizer_of_more_tokens_than_the_network_knows(monkeypatch, file):
+    monkeypatch.setitem(gemma_text.TINY, "vocab_size", 64)
+    encoder = build_text_encoder("gemma2", **OPTIONS | {"tokenizer": str(TOKENIZER / file)})
+    with pytest.raises(UserError, match="tokenizer has 46[02] tokens, but this Gemma-2 knows 64"):
+        encoder.load()
 
 
 def test_another_width_without_weights(tmp_path):

@@ -5,7 +5,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from pid_jax.encoders import build_codec, build_text_encoder
 from pid_jax.encoders.autoencoder_codec import TINY, network_of
@@ -94,6 +94,44 @@ def test_incomplete_and_damaged_weights(tmp_path, capsys):
     save_file({"encoder.mid.block_1.conv1.weight": np.zeros((2, 2, 3, 3), np.float32)}, source)
     assert cli.main([*arguments, "--overwrite"]) == 2
     assert "unknown family" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("network", [
+    {"ch": 0}, {"ch": -32}, {"ch": 48}, {"ch": "32"}, {"ch_mult": []}, {"ch_mult": [0, 1]},
+    {"z_channels": None}, {"patch": 0}, {"parent": 3}, {"ch_mult": 2}])
+def test_headers_that_describe_no_network(tmp_path, network):
+    card = {"format": 1, "encoder": "flux", "network": network}
+    (tmp_path / "encoder.json").write_text(json.dumps(card))
+    with pytest.raises(UserError, match="encoder.json is not understood"):
+        build_codec("flux", weights=str(tmp_path))
+
+
+@pytest.mark.parametrize("encoder", [["flux"], {"a": 1}, None, 3])
+def test_headers_of_no_encoder(tmp_path, encoder):
+    card = {"format": 1, "encoder": encoder, "network": {}}
+    (tmp_path / "encoder.json").write_text(json.dumps(card))
+    with pytest.raises(UserError, match="asks for 16-channel flux latents, but"):
+        build_codec("flux", weights=str(tmp_path))
+
+
+def test_a_published_file_is_no_folder(tmp_path):
+    source = tmp_path / "ae.safetensors"
+    source.write_bytes(b"")
+    with pytest.raises(UserError, match="ae.safetensors is a file; make a folder of it: .*convert"):
+        build_codec("flux", weights=str(source)).load()
+
+
+@pytest.mark.parametrize("shape, sentence", [
+    ((0, 3, 3, 3), "unknown family"), ((), "unknown family"),
+    ((48, 3, 3, 3), "no auto-encoder has ch 48")])
+def test_sizes_of_no_auto_encoder(tmp_path, capsys, shape, sentence):
+    source = tmp_path / "ae.safetensors"
+    write_source(source, "flux", "ldm")
+    save_file(load_file(source) | {"encoder.conv_in.weight": np.zeros(shape, np.float32)}, source)
+    assert cli.main(["encoder", "--name", "flux", "--src", str(source),
+                     "--dst", str(tmp_path / "out")]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_gemma_in_shards_with_its_tokenizer(tmp_path):

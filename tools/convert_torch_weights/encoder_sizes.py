@@ -14,11 +14,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def autoencoder_sizes(naming: str, shapes: Shapes) -> dict[str, Any]:
-    """ch, ch_mult, num_res_blocks and z_channels of an `AutoEncoder`; {} where a key is missing."""
+    """ch, ch_mult, num_res_blocks and z_channels of an `AutoEncoder`; {} where none can be told."""
     measure = _flat_levels if naming in ("wan2d", "diffusers3d") else _named_levels
     conv_in, z_in = (("encoder.conv1.weight", "decoder.conv1.weight") if naming == "wan2d" else
                      ("encoder.conv_in.weight", "decoder.conv_in.weight"))
-    if conv_in not in shapes or z_in not in shapes:
+    if any(len(shapes.get(key, ())) < 2 or 0 in shapes[key] for key in (conv_in, z_in)):
         return {}
     ch = shapes[conv_in][0]
     widths, blocks = measure(naming, shapes)
