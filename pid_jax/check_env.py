@@ -205,8 +205,8 @@ def space() -> Iterator[Finding]:
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free / GIB
-    writable = os.access(folder, os.W_OK)
-    few = free < FREE.value
+    writable = folder.is_dir() and os.access(folder, os.W_OK)
+    few = not free >= FREE.value
     yield Finding("disk", f"{free:.1f} GiB free at {folder}" + (
         f"; --free_gib asks for {FREE.value:g}" if few else "") + (
         "" if writable else "; it cannot be written to"), few or not writable)

@@ -48,6 +48,14 @@ def test_what_is_missing_is_named(capsys, monkeypatch):
     assert "PASS" not in capsys.readouterr().out
 
 
+def test_a_workdir_in_a_file_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    for name in ("file", "file/run"):
+        with flagsaver.flagsaver(workdir=str(tmp_path / name)):
+            disk = next(check_env.space())
+        assert disk.missing and "it cannot be written to" in disk.text
+
+
 def test_a_missing_package_is_named(monkeypatch):
     def absent(name):
         raise importlib.metadata.PackageNotFoundError(name)
