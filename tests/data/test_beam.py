@@ -88,6 +88,11 @@ def test_mistaken_calls(tmp_path, capsys, options, words):
     assert words in capsys.readouterr().err
 
 
+def test_arguments_that_beam_refuses(tars, tmp_path, capsys):
+    assert run("--src", tars, "--dst", tmp_path / "out", "--shards", 1, "--", "--runner=No") == 2
+    assert "Beam refuses its arguments --runner=No: Unexpected" in capsys.readouterr().err
+
+
 def test_a_data_set_is_not_written_over(tars, tmp_path, capsys):
     sets.dataset(tmp_path / "set", [(40, 30)])
     assert run("--src", tars, "--dst", tmp_path / "set", "--shards", 1) == 2

@@ -164,7 +164,7 @@ def run(options: argparse.Namespace, beam_arguments: Sequence[str]) -> None:
         FileSystems.mkdirs(options.dst)
     recipe = {"kind": f"beam {options.format}", "source": options.source,
               "min_side": options.min_side, "missing_captions": options.missing_captions}
-    with beam.Pipeline(options=PipelineOptions(list(beam_arguments))) as pipeline:
+    with _pipeline(beam_arguments) as pipeline:
         packed = (pipeline | "Tasks" >> beam.Create(found) | "Spread" >> beam.Reshuffle()
                   | "Pack" >> beam.ParDo(Pack(options)).with_outputs(SKIPS, main="records"))
         shards = (packed.records | "Shards" >> beam.GroupByKey()
@@ -172,6 +172,14 @@ def run(options: argparse.Namespace, beam_arguments: Sequence[str]) -> None:
                   | "All" >> beam.combiners.ToList())
         (shards | "Manifest" >> beam.Map(write_manifest, beam.pvalue.AsList(packed[SKIPS]),
                                          options.dst, recipe) | "Say" >> beam.Map(command.show))
+
+
+def _pipeline(arguments: Sequence[str]) -> beam.Pipeline:
+    try:
+        return beam.Pipeline(options=PipelineOptions(list(arguments)))
+    except ValueError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"Beam refuses its arguments {' '.join(arguments)}: {reason}") from error
 
 
 def main(arguments: Sequence[str]) -> None:
