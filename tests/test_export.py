@@ -105,7 +105,7 @@ def test_loops_inside_loops_are_written_out():
     evaluate = lambda x: LoopFree()(traced, [x, table])
     for found, expected in zip(evaluate(x), jax.tree.leaves(function(x, table))):
         np.testing.assert_allclose(found, expected)
-    assert str(jax.make_jaxpr(evaluate)(x)).count("scan[") == 1
+    assert str(jax.make_jaxpr(evaluate)(x)).count("while[") == 1
 
 
 def test_an_artefact_that_draws_something_else_is_removed(decoder, tmp_path):

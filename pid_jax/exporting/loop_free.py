@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
@@ -44,7 +45,7 @@ class LoopFree:
     def _equation(self, equation: core.JaxprEqn, inputs: list[Any], in_loop: bool) -> list[Any]:
         name, params = equation.primitive.name, equation.params
         if name == "scan":
-            return (self._unrolled if in_loop else self._kept)(params, inputs)
+            return (self._unrolled if in_loop else self._kept)(equation, inputs)
         if name in CALLS:
             called = params[CALLS[name]]
             if isinstance(called, core.ClosedJaxpr):
@@ -57,20 +58,29 @@ class LoopFree:
         found = equation.primitive.bind(*inputs, **params)
         return found if equation.primitive.multiple_results else [found]
 
-    def _kept(self, params: dict, inputs: list[Any]) -> list[Any]:
-        """An outermost loop, as a loop."""
-        constants, carry, rows = _loop_parts(params, inputs)
+    def _kept(self, loop: core.JaxprEqn, inputs: list[Any]) -> list[Any]:
+        """An outermost loop, as a `while`, whose parts converters know whatever the JAX."""
+        program, length, reverse = (loop.params[name] for name in ("jaxpr", "length", "reverse"))
+        constants, carry, rows = _loop_parts(loop, inputs)
+        columns = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in loop.outvars[len(carry):]]
 
-        def body(carry: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
-            found = self(params["jaxpr"], [*constants, *carry, *row], in_loop=True)
-            return found[:len(carry)], found[len(carry):]
+        def body(state: tuple) -> tuple:
+            turn, carry, columns = state
+            at = length - 1 - turn if reverse else turn
+            row = [_read(leaf, at) for leaf in rows]
+            out = self(program, [*constants, *carry, *row], in_loop=True)
+            columns = [_written(column, found, at)
+                       for column, found in zip(columns, out[len(carry):], strict=True)]
+            return turn + 1, out[:len(carry)], columns
 
-        carry, found = lax.scan(body, carry, rows, params["length"], params["reverse"])
-        return [*carry, *found]
+        start = (np.int32(0), carry, columns)
+        _, carry, columns = lax.while_loop(lambda state: state[0] < length, body, start)
+        return [*carry, *columns]
 
-    def _unrolled(self, params: dict, inputs: list[Any]) -> list[Any]:
+    def _unrolled(self, loop: core.JaxprEqn, inputs: list[Any]) -> list[Any]:
         """A loop inside a loop, turn after turn."""
-        constants, carry, rows = _loop_parts(params, inputs)
+        params = loop.params
+        constants, carry, rows = _loop_parts(loop, inputs)
         turns = range(params["length"])
         found = {}
         for turn in reversed(turns) if params["reverse"] else turns:
@@ -89,10 +99,37 @@ class LoopFree:
         return self._slices[key][1]
 
 
-def _loop_parts(params: dict, inputs: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """What a loop reads in every turn, carries from turn to turn, and reads row by row."""
-    first, second = params["num_consts"], params["num_consts"] + params["num_carry"]
+def _loop_parts(loop: core.JaxprEqn, inputs: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """What a loop reads in every turn, carries from turn to turn, and reads row by row.
+
+    Told by shapes, since a scan's parameters differ from one JAX to the next: what is read or
+    written row by row has one axis more outside the loop than in it.
+    """
+    body = loop.params["jaxpr"].jaxpr
+    rows, carried = (sum(outer.aval.ndim == inner.aval.ndim + extra for outer, inner in pairs)
+                     for pairs, extra in ((zip(loop.invars, body.invars), 1),
+                                          (zip(loop.outvars, body.outvars), 0)))
+    second = len(inputs) - rows
+    first = second - carried
     return inputs[:first], inputs[first:second], inputs[second:]
+
+
+# The two below are without the nested calls in which `jax.lax` wraps its shorter forms.
+
+
+def _read(leaf: jax.Array, at: jax.Array) -> jax.Array:
+    """leaf[at]."""
+    row = lax.dynamic_slice(leaf, _row_start(leaf, at), (1, *leaf.shape[1:]))
+    return lax.squeeze(row, (0,))
+
+
+def _written(column: jax.Array, found: jax.Array, at: jax.Array) -> jax.Array:
+    """`column` with column[at] = found."""
+    return lax.dynamic_update_slice(column, lax.expand_dims(found, (0,)), _row_start(column, at))
+
+
+def _row_start(leaf: jax.Array, at: jax.Array) -> tuple:
+    return at, *[np.int32(0)] * (leaf.ndim - 1)
 
 
 def _stacked(parts: Sequence[Any], axis: int) -> Any:

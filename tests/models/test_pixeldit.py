@@ -7,6 +7,7 @@ import pytest
 
 from pid_jax.errors import UserError
 from pid_jax.models import build_model, init_parameters
+from tests.double_precision import RELATIVE, double_precision
 
 TINY = dict(num_groups=2, hidden_size=16, pixel_hidden_size=4, pixel_attn_hidden_size=8,
             pixel_num_groups=1, patch_depth=3, pixel_depth=1, patch_size=4, txt_embed_dim=6,
@@ -89,9 +90,12 @@ def test_remat_changes_no_value_and_no_gradient(options, policies):
 
 @pytest.mark.parametrize("chunks, parts", [(4, 4), (6, 2), (3, 1)])
 def test_chunks_change_no_value_and_no_gradient(params, chunks, parts):
-    expected = loss_and_gradients({}, "none", params)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * np.abs(b).max()),
-                 loss_and_gradients({"pit_chunks": chunks}, "full", params), expected)
+    with double_precision():
+        wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
+        expected, actual = (loss_and_gradients({"dtype": jnp.float64} | options, remat, wide)
+                            for options, remat in (({}, "none"), ({"pit_chunks": chunks}, "full")))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(
+        a, b, rtol=0, atol=RELATIVE * np.abs(b).max()), actual, expected)
     traced = jax.make_jaxpr(lambda: tiny(pit_chunks=chunks).apply({"params": params}, X, T, Y).x)()
     assert (f"f32[{parts},2,{8 // parts},4,16]" in str(traced)) == (parts > 1)
 

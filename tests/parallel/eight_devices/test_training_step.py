@@ -16,14 +16,15 @@ from pid_jax.parallel import mesh as mesh_lib
 from pid_jax.parallel import sequence
 from pid_jax.parallel.sharding import state_shardings
 from pid_jax.training.state import step_key
-from tests import tiny
+from tests import double_precision, tiny
 
 BATCH = 8
 RELATIVE = 1e-6
 
 
-def config(objective: str):
+def config(objective: str, dtype: str = "float32"):
     result = tiny.config(objective, Path("unused"))
+    result.dtype = result.param_dtype = result.distill.frozen_dtype = dtype
     result.data.batch_size = BATCH
     # The gradient of R1 is a difference of nearly equal halves, many times as large as itself.
     result.distill.r1_weight = 0.0
@@ -59,24 +60,40 @@ def results(options, mesh, height, width, phase=None):
 
 
 @functools.cache
-def alone(objective: str, height: int, width: int, phase: str | None = None):
-    return results(config(objective), mesh_lib.single_device(), height, width, phase)
+def alone(objective: str, height: int, width: int, phase: str | None = None,
+          dtype: str = "float32"):
+    return results(config(objective, dtype), mesh_lib.single_device(), height, width, phase)
+
+
+MESHES = [((8, 1, 1), 32, 32), ((2, 2, 2), 32, 32), ((1, 1, 8), 32, 64), ((1, 2, 4), 32, 64)]
+PHASES = [pid_student.STUDENT, pid_student.FAKE_SCORE]
 
 
 @pytest.mark.parametrize("objective, shape, height, width", [
-    ("pid_teacher", (8, 1, 1), 32, 32), ("pid_teacher", (2, 2, 2), 32, 32),
-    ("pid_teacher", (1, 1, 8), 32, 64), ("pid_teacher", (1, 2, 4), 32, 64),
-    ("pixeldit_t2i", (1, 2, 4), 32, 32)])
+    *(("pid_teacher", *rest) for rest in MESHES), ("pixeldit_t2i", (1, 2, 4), 32, 32)])
 def test_step_equals_one_device(objective, shape, height, width):
     assert_equals_one_device(objective, shape, height, width)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("phase", [pid_student.STUDENT, pid_student.FAKE_SCORE])
 @pytest.mark.parametrize("shape, height, width", [
-    ((8, 1, 1), 32, 32), ((2, 2, 2), 32, 32), ((1, 1, 8), 32, 64), ((1, 2, 4), 32, 64)])
+    pytest.param(*rest, marks=() if rest[0] == (2, 2, 2) else pytest.mark.slow)
+    for rest in MESHES])
+def test_step_in_double_precision_equals_one_device(shape, height, width):
+    assert_equal_but_for_rounding("pid_teacher", shape, height, width)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("shape, height, width", MESHES)
 def test_distillation_equals_one_device(shape, height, width, phase):
     assert_equals_one_device("pid_student", shape, height, width, phase)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("shape, height, width", MESHES)
+def test_distillation_in_double_precision_equals_one_device(shape, height, width, phase):
+    assert_equal_but_for_rounding("pid_student", shape, height, width, phase)
 
 
 @pytest.mark.slow
@@ -93,17 +110,33 @@ def test_r1_equals_one_device():
 
 
 def assert_equals_one_device(objective, shape, height, width, phase=None):
-    mesh = mesh_lib.make_mesh(dict(zip(mesh_lib.AXES, shape)), BATCH)
-    options = config(objective)
-    options.model.pit_chunks = 2  # chunks and divided tokens together change nothing either
-    metrics, gradients = results(options, mesh, height, width, phase)
-    expected_metrics, expected_gradients = alone(objective, height, width, phase)
+    (metrics, gradients), (expected_metrics, expected_gradients) = both(
+        objective, shape, height, width, phase, "float32")
     for name, value in expected_metrics.items():
         assert metrics[name] == pytest.approx(value, rel=RELATIVE), name
     if phase:
-        assert_networks_equal(gradients, expected_gradients)
+        for network, gradient in expected_gradients.items():
+            assert_gradients_equal(gradients[network], gradient, network)
     else:
-        assert_layers_equal(flat(gradients), flat(expected_gradients))
+        assert_gradients_equal(gradients, expected_gradients, objective)
+
+
+def assert_equal_but_for_rounding(objective, shape, height, width, phase=None):
+    with double_precision.double_precision():
+        (metrics, gradients), (expected_metrics, expected_gradients) = both(
+            objective, shape, height, width, phase, "float64")
+    for name, value in expected_metrics.items():
+        assert metrics[name] == pytest.approx(value, rel=double_precision.RELATIVE), name
+    assert_layers_equal(gradients, expected_gradients, double_precision.RELATIVE)
+
+
+def both(objective, shape, height, width, phase, dtype):
+    """Results on a mesh, with chunks of pixel tokens besides, and on one device."""
+    mesh = mesh_lib.make_mesh(dict(zip(mesh_lib.AXES, shape)), BATCH)
+    options = config(objective, dtype)
+    options.model.pit_chunks = 2
+    return (results(options, mesh, height, width, phase),
+            alone(objective, height, width, phase, dtype))
 
 
 def flat(tree) -> dict[str, np.ndarray]:
@@ -111,8 +144,20 @@ def flat(tree) -> dict[str, np.ndarray]:
             for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
-def assert_layers_equal(actual: dict, expected: dict, relative: float = RELATIVE) -> None:
+def assert_gradients_equal(actual: dict, expected: dict, network: str) -> None:
+    """A network's gradient in float32 as one vector, and each layer to ten times that.
+
+    Layer by layer, float32 is no measure: many layers' gradients are sums that cancel.
+    """
+    wrong, size = (optax.global_norm(tree) for tree in (
+        jax.tree.map(np.subtract, actual, expected), expected))
+    assert wrong <= RELATIVE * size, network
+    assert_layers_equal(actual, expected, 10 * RELATIVE)
+
+
+def assert_layers_equal(actual: dict, expected: dict, relative: float) -> None:
     """Every gradient, relative to the largest of its layer: a bias's is a sum that cancels."""
+    actual, expected = flat(actual), flat(expected)
     scale = collections.defaultdict(float)
     for name, leaf in expected.items():
         layer = name.rpartition("/")[0]
@@ -121,19 +166,6 @@ def assert_layers_equal(actual: dict, expected: dict, relative: float = RELATIVE
     for name, leaf in expected.items():
         tolerance = relative * scale[name.rpartition("/")[0]]
         np.testing.assert_allclose(actual[name], leaf, rtol=0, atol=tolerance, err_msg=name)
-
-
-def assert_networks_equal(actual: dict, expected: dict) -> None:
-    """Every network's gradient as one vector, and each layer to ten times that.
-
-    In distillation whole layers are sums that cancel: the gates', and the discriminator's, where
-    real and generated pictures pull in opposite directions.
-    """
-    for network, gradient in expected.items():
-        wrong, size = (optax.global_norm(tree) for tree in (
-            jax.tree.map(np.subtract, actual[network], gradient), gradient))
-        assert wrong <= RELATIVE * size, network
-    assert_layers_equal(flat(actual), flat(expected), 10 * RELATIVE)
 
 
 def test_wrong_meshes_are_refused_before_compiling():
