@@ -104,9 +104,11 @@ class DrawnRun:
         self._period = options.period or objective.net.patch_size
         self._plan = drawing.Plan(options.count, objective.net.num_classes, options.seed)
         self._guidance = guidance
+        size, steps = objective.sample_size, options.steps or objective.config.sample.steps
+        objective.solver_table(size, size, steps, guidance)  # refuses what it cannot draw with
         self._settings = {
             "checkpoint": str(folder), "step": int(folder.name), "weights": which,
-            "count": options.count, "seed": options.seed, "size": objective.sample_size,
+            "count": options.count, "seed": options.seed, "size": size,
             **class_inference.sampler_note(objective.config, options.steps, guidance)}
         name = f"step{folder.name}_{which}_guidance{self._settings['guidance']:g}"
         self._folder = options.out / name

@@ -79,7 +79,7 @@ def check_settings(folder: Path, settings: dict[str, Any], writes: bool) -> None
     """Refuses a folder of other settings; writes these into a fresh one."""
     path = folder / SETTINGS
     if path.exists():
-        held = json.loads(path.read_text(encoding="utf-8"))
+        held = _read_settings(path)
         changed = [f"{key} was {held.get(key)!r}, now {value!r}"
                    for key, value in json.loads(json.dumps(settings)).items()
                    if held.get(key) != value]
@@ -89,6 +89,17 @@ def check_settings(folder: Path, settings: dict[str, Any], writes: bool) -> None
     elif writes:
         with atomic_write(path) as file:
             json.dump(settings, file, indent=2)
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(held, dict):
+            raise ValueError("they are no table")
+    except ValueError as error:
+        raise UserError(f"the settings {path} are damaged: {error}; choose another --out, or "
+                        "remove the folder to draw its pictures again") from error
+    return held
 
 
 def part_path(folder: Path, part: int) -> Path:
@@ -102,8 +113,16 @@ def gather(plan: Plan, folder: Path) -> np.ndarray:
     if missing:
         raise UserError(f"{folder} lacks {len(missing)} of {len(plan.parts())} parts, the first is "
                         f"{part_path(folder, missing[0]).name}; run the command again")
-    return np.concatenate([check_pictures(read_arrays(part_path(folder, part))["arr_0"],
-                                          part_path(folder, part)) for part in plan.parts()])
+    return np.concatenate([_read_part(plan, folder, part) for part in plan.parts()])
+
+
+def _read_part(plan: Plan, folder: Path, part: int) -> np.ndarray:
+    path, (start, stop) = part_path(folder, part), plan.bounds(part)
+    pictures = read_arrays(path).get("arr_0", np.zeros(0))
+    if len(check_pictures(pictures, path)) != stop - start:
+        raise UserError(f"{path} holds {len(pictures)} pictures instead of {stop - start}; remove "
+                        "it and run the command again")
+    return pictures
 
 
 def save_samples(path: Path, pictures: np.ndarray, labels: Sequence[int] | None) -> None:

@@ -122,10 +122,15 @@ def read_reference(path: Path, extract: Extract, size: int | None = None) -> Ref
 
 
 def _gaussian(arrays: Mapping[str, np.ndarray], names: tuple[str, str], path: Path) -> Gaussian:
-    mean, covariance = (np.asarray(arrays[name], np.float64) for name in names)
+    for name in names:
+        if arrays[name].dtype.kind not in "fiu" or not np.isfinite(arrays[name]).all():
+            raise UserError(f"{path}: {name} ({arrays[name].dtype}) is not all finite numbers")
+    mean, covariance = (arrays[name].astype(np.float64) for name in names)
     if mean.ndim != 1 or covariance.shape != (mean.size, mean.size):
         raise UserError(f"{path}: {names[0]} has shape {mean.shape} and {names[1]} "
                         f"{covariance.shape}; expected [D] and [D, D]")
+    if mean.size and np.diag(covariance).min() < 0:
+        raise UserError(f"{path}: {names[1]} is no covariance, its diagonal holds numbers below 0")
     return Gaussian(mean, covariance)
 
 
@@ -139,10 +144,11 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def check_pictures(pictures: np.ndarray, path: Path) -> np.ndarray:
-    """Pictures uint8 [N, H, W, 3]; UserError for anything else."""
-    if pictures.dtype != np.uint8 or pictures.ndim != 4 or pictures.shape[-1] != 3:
-        raise UserError(f"{path}: arr_0 is {pictures.dtype} of shape {pictures.shape}; expected "
-                        "uint8 [N, height, width, 3]")
+    """Pictures uint8 [N, H, W, 3], at least one; UserError for anything else."""
+    shape = pictures.shape
+    if pictures.dtype != np.uint8 or pictures.ndim != 4 or shape[-1] != 3 or 0 in shape:
+        raise UserError(f"{path}: arr_0 is {pictures.dtype} of shape {shape}; expected uint8 [N, "
+                        "height, width, 3] with at least one picture")
     return pictures
 
 

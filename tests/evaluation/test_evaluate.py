@@ -66,6 +66,19 @@ def test_what_is_there_is_not_drawn_again(tmp_path):
         drawing.draw_parts(PLAN, draw, tmp_path, {"step": 2}, 50)
 
 
+def test_damaged_parts_and_settings_are_named(tmp_path):
+    drawing.draw_parts(PLAN, draw, tmp_path, {"step": 1}, 250)
+    for pictures, words in ((draw([1], [1]), "holds 1 pictures instead of 250"),
+                            (np.zeros((0, 4, 4, 3), np.uint8), "at least one picture")):
+        np.savez(drawing.part_path(tmp_path, 1), arr_0=pictures)
+        with pytest.raises(UserError, match=words):
+            drawing.gather(PLAN, tmp_path)
+    for text in ("{", "[1]"):
+        (tmp_path / drawing.SETTINGS).write_text(text)
+        with pytest.raises(UserError, match="are damaged"):
+            drawing.draw_parts(PLAN, draw, tmp_path, {"step": 1}, 250)
+
+
 def test_a_run_is_scored_and_goes_on(checkpoint, tmp_path, capsys):
     data = tiny.write_dataset(tmp_path / "data", 8)
     arguments = ["--checkpoint", str(checkpoint), "--reference", str(data), "--out",
@@ -105,7 +118,13 @@ def test_bad_references_are_refused(tmp_path):
     np.savez(tmp_path / "odd.npz", mu=np.zeros(3), sigma=np.zeros((2, 2)))
     np.savez(tmp_path / "float.npz", arr_0=np.zeros((3, 4, 4, 3)))
     (tmp_path / "broken.npz").write_bytes(b"PK")
+    np.savez(tmp_path / "none.npz", arr_0=np.zeros((0, 4, 4, 3), np.uint8))
+    np.savez(tmp_path / "nan.npz", mu_p=np.zeros(2), sigma_p=np.full((2, 2), np.nan))
+    np.savez(tmp_path / "text.npz", mu_p=np.array(["a"]), sigma_p=np.eye(1))
+    np.savez(tmp_path / "negative.npz", mu_p=np.zeros(1), sigma_p=-np.eye(1))
     for name, words in (("other.npz", "neither pictures"), ("odd.npz", r"expected \[D\]"),
+                        ("none.npz", "at least one picture"), ("nan.npz", "not all finite"),
+                        ("text.npz", "not all finite"), ("negative.npz", "no covariance"),
                         ("float.npz", "expected uint8"), ("broken.npz", "cannot be read")):
         with pytest.raises(UserError, match=words):
             features.read_reference(tmp_path / name, extract)
