@@ -29,6 +29,22 @@ def test_folders_become_labels_and_squares(tmp_path):
     assert {(record.width, record.height) for record in records.values()} == {(16, 16)}
 
 
+def test_a_class_more_does_not_renumber_what_is_packed(tmp_path):
+    flags = ["--src", str(tmp_path / "src"), "--dst", str(tmp_path / "packed"), "--labels",
+             "folders"]
+    write(tmp_path / "src" / "b" / "0.png")
+    ingest.main(flags)
+    write(tmp_path / "src" / "b" / "1.png")
+    ingest.main(flags)
+    write(tmp_path / "src" / "a" / "0.png")
+    with pytest.raises(UserError, match="packed otherwise"):
+        ingest.main(flags)
+    labels = [record.captions["label"] for record in Dataset(tmp_path / "packed")]
+    assert labels == ["0", "0"]
+    with pytest.raises(UserError, match="leave out --tfds and --format"):
+        ingest.main([*flags, "--format", "webdataset"])
+
+
 def test_small_pictures_are_left_out_before_the_crop(tmp_path):
     write(tmp_path / "src" / "n" / "small.png", 40, 15)
     write(tmp_path / "src" / "n" / "large.png", 40, 20)

@@ -80,7 +80,8 @@ def _captioned_items(options: argparse.Namespace) -> Iterable[pack.Item | pack.S
 def _recipe(options: argparse.Namespace, source: str) -> dict[str, object]:
     """What a data set must have been packed with to be continued."""
     kind = "tfds" if options.tfds else options.format
-    return {"kind": kind, "source": source, "labels": options.labels or "",
+    labels = labelled.numbering(labelled.class_folders(options.src)) if options.labels else ""
+    return {"kind": kind, "source": source, "labels": labels,
             "center_crop": options.center_crop or 0, "min_side": options.min_side,
             "missing_captions": options.missing_captions}
 
@@ -122,6 +123,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if not (options.src or options.tfds):
         parser.error("--src is missing: name a folder of pictures, or a set with --tfds")
+    if options.labels and (options.tfds or options.format != "folder"):
+        parser.error("--labels folders numbers the folders of --src: leave out --tfds and --format")
     if options.format == "multiaspect" and not options.images:
         parser.error("--images is missing: name the folder of the downloaded pictures")
     return options

@@ -4,6 +4,7 @@ The label is kept as the caption `label`, the class's number as digits.
 """
 
 import dataclasses
+import hashlib
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -29,6 +30,12 @@ def class_folders(source: Path) -> list[str]:
     if not names:
         raise UserError(f"{source} holds no folders; --labels folders needs one for each class")
     return names
+
+
+def numbering(classes: list[str]) -> str:
+    """Tells numberings of classes apart: their count and a digest of their names in order."""
+    names = hashlib.sha256("\n".join(classes).encode("utf-8", "surrogateescape"))
+    return f"{len(classes)} folders {names.hexdigest()[:12]}"
 
 
 def with_folder_labels(items: Iterable[Item | Skip], classes: list[str]) -> Iterator[Item | Skip]:
