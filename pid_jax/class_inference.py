@@ -26,6 +26,10 @@ from pid_jax.sampling_inputs import (check_finite, check_size, finished, fresh_n
                                      padded, rows_of, seeds, starting_noise)
 
 
+MOST_CLASSES = 1_000_000
+"""Pictures of one command, so that a slip such as 0-99999999999 does not fill the memory."""
+
+
 class ClassGenerator(Drawer):
     """Draws pictures from class numbers, spread over this process's devices.
 
@@ -132,5 +136,8 @@ def parse_classes(text: str) -> list[int]:
         ends = (first, last if dash else first)
         if not all(end.isascii() and end.isdigit() for end in ends) or int(ends[0]) > int(ends[1]):
             raise UserError(f"{text!r} names no classes; write numbers and ranges such as 0-9,207")
-        found += range(int(ends[0]), int(ends[1]) + 1)
+        found += range(int(ends[0]), min(int(ends[1]) + 1, int(ends[0]) + MOST_CLASSES))
+        if len(found) >= MOST_CLASSES:
+            raise UserError(f"{text!r} names too many classes for one command; name fewer than "
+                            f"{MOST_CLASSES}")
     return found

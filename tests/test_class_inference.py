@@ -74,3 +74,5 @@ def test_classes_on_the_command_line():
     for text in ("cat", "3-1", "1,,2", "-1"):
         with pytest.raises(UserError, match="names no classes"):
             parse_classes(text)
+    with pytest.raises(UserError, match="too many classes"):
+        parse_classes("0-99999999999")
