@@ -117,8 +117,15 @@ def _wandb(workdir: Path, project: str):
     except ImportError as error:
         raise UserError("config.log.wandb is set, but the package wandb is not installed: pip "
                         "install wandb, or leave it empty") from error
-    name = Path(workdir).name
-    return wandb.init(project=project, dir=str(workdir), name=name, id=name, resume="allow")
+    place = str(Path(workdir).absolute())
+    identity = hashlib.sha256(place.encode()).hexdigest()[:16]  # a run that goes on finds its curves
+    try:
+        return wandb.init(project=project, dir=place, name=Path(place).name, id=identity,
+                          resume="allow")
+    except Exception as error:  # its own kinds and those of its libraries
+        raise UserError(f"config.log.wandb {project!r} cannot start: "
+                        f"{' '.join(str(error).split())[:200]}; log in with `wandb login`, set "
+                        "WANDB_MODE=offline, or leave it empty") from error
 
 
 def read(path: Path) -> list[dict]:

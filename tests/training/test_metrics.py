@@ -1,9 +1,12 @@
 """The metrics file, the progress line, and what stops a run."""
 
+import sys
+import types
+
 import numpy as np
 import pytest
 
-from pid_jax.errors import RunFailed
+from pid_jax.errors import RunFailed, UserError
 from pid_jax.training import metrics
 
 
@@ -83,6 +86,39 @@ def test_waiting_for_data_is_said(monkeypatch, waited, ending):
     progress.add_wait(waited)
     values = {"loss": 0.5, "grad_norm": 1.0, "learning_rate": 1e-4}
     assert progress.line(1, {"train": values}).endswith(ending)
+
+
+class Board(types.ModuleType):
+    """Stands in for the package wandb."""
+
+    def __init__(self, fault=None):
+        super().__init__("wandb")
+        self.fault, self.runs, self.lines = fault, [], []
+
+    def init(self, **options):
+        if self.fault:
+            raise self.fault
+        self.runs.append(options)
+        return types.SimpleNamespace(log=lambda values, step: self.lines.append((step, values)),
+                                     finish=lambda: None)
+
+
+def test_runs_of_one_name_are_two_runs_and_one_that_goes_on_is_one(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", board := Board())
+    for parent in ("a", "b", "a"):
+        folder = tmp_path / parent / "student"
+        folder.mkdir(parents=True, exist_ok=True)
+        writer = metrics.MetricsWriter(folder, 0, tensorboard=False, wandb="project")
+        writer.write(1, {"loss": np.float32(0.5), "batch": "x"})
+        writer.close()
+    first, second, third = (run["id"] for run in board.runs)
+    assert first == third != second and board.lines[0] == (1, {"loss": 0.5})
+
+
+def test_a_board_that_cannot_start_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", Board(RuntimeError("no API\nkey")))
+    with pytest.raises(UserError, match="wandb 'p' cannot start: no API key; log in with `wandb l"):
+        metrics.MetricsWriter(tmp_path, 0, tensorboard=False, wandb="p")
 
 
 def test_norms_name_the_other_networks():
