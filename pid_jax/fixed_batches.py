@@ -6,8 +6,8 @@
 `--input` takes large pictures, folders of them, and data sets packed by `pid_jax.data` (their
 captions are kept). Each is cut to the size, reduced by the scale, encoded and noised.
 
-Writes DST/NAME_sigma_0.000.npz for every picture and noise level: `latent` [1, h, w, C], `sigma` [1],
-`prompt` [1], and as uint8 `lq` [1, H/scale, W/scale, 3] and `truth` [1, H, W, 3]. `pid_jax.decode
+Writes DST/NAME_sigma_0.000.npz for every picture and noise level: `latent` [1, h, w, C], `sigma`
+[1], `prompt` [1], and as uint8 `lq` [1, H/scale, W/scale, 3] and `truth` [1, H, W, 3]. `pid_jax.decode
 --latents` reads them, and a training draws them with its samples (`config.sample.batches`). The
 reference's own files become such with `python -m tools.convert_torch_weights fix-batch`.
 Exit status: 0 done, 2 bad input. Unreadable pictures of folders are named and left out.
@@ -28,7 +28,7 @@ from pid_jax.diffusion import degrade, noising
 from pid_jax.encoders import LatentCodec, build_codec
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
-from pid_jax.sampling_inputs import check_sigma
+from pid_jax.sampling_inputs import check_sigma, seeds
 
 SIGMAS = (0.0,)
 
@@ -46,7 +46,8 @@ def main(arguments: Sequence[str]) -> None:
             path = options.dst / f"{name}_sigma_{sigma:.3f}.npz"
             with atomic_write(path, "wb") as file:
                 np.savez(file, **batch)
-            command.show(f"{path}: latent {list(batch['latent'].shape)}, {batch['prompt'][0]!r}")
+            caption = str(batch["prompt"][0])
+            command.show(f"{path}: latent {list(batch['latent'].shape)}, {caption!r}")
             written += 1
     for name, reason in skipped.items():
         command.show(f"skipped {name}: {reason}")
@@ -60,7 +61,7 @@ def batches(codec: LatentCodec, picture: Picture, options: argparse.Namespace
     truth = cut(picture, options.size, options.scale * codec.spatial_factor)
     small = np.asarray(degrade.downsample(truth[None], options.scale))
     clean = codec.encode(small)
-    noise = jax.random.normal(jax.random.key(options.seed), clean.shape)
+    noise = jax.random.normal(jax.random.key(seeds(options.seed, 1)[0]), clean.shape)
     noiser = noising.LatentNoiser(path=options.path)
     prompt = picture.caption if options.prompt is None else options.prompt
     for sigma in options.sigmas:
@@ -106,7 +107,8 @@ def parse_option(text: str) -> tuple[str, int | float | str]:
     """An argparse type: "block=2" -> ("block", 2)."""
     name, separator, value = text.partition("=")
     if not (name and separator):
-        raise argparse.ArgumentTypeError(f"{text!r} is no option; write NAME=VALUE, such as block=2")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no option; write NAME=VALUE, such as block=2")
     for kind in (int, float):
         try:
             return name, kind(value)

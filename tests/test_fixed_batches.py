@@ -23,8 +23,9 @@ def make(tmp_path):
     return run
 
 
-def test_files_hold_latent_sigma_caption_and_pictures(make, tmp_path):
+def test_files_hold_latent_sigma_caption_and_pictures(make, tmp_path, capsys):
     assert make("--size", "32x32", "--sigmas", "0,0.5") == 0
+    assert "cat_sigma_0.000.npz: latent [1, 2, 2, 16], 'a cat'\n" in capsys.readouterr().out
     with np.load(tmp_path / "out" / "cat_sigma_0.000.npz") as arrays:
         clean = dict(arrays)
     np.testing.assert_array_equal(clean["truth"][0], make.photo[4:36, 9:41])
@@ -60,6 +61,7 @@ def test_a_training_reads_them_as_one_batch(make, tmp_path):
 @pytest.mark.parametrize("arguments, sentence", [
     (("--size", "24x32"), "both sides must be multiples of 16"),
     (("--size", "64x64"), "smaller than the 64 x 64"),
+    (("--seed", "99999999999999999999"), "seed"), (("--seed", "-1"), "seed"),
     (("--sigmas", "2"), "sigma 2.0 is no noise level"),
     (("--codec_option", "block"), "write NAME=VALUE"),
     (("--codec_option", "block=3"), "blocks of 8, 4 or 2"),
