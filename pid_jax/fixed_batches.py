@@ -7,9 +7,10 @@
 captions are kept). Each is cut to the size, reduced by the scale, encoded and noised.
 
 Writes DST/NAME_sigma_0.000.npz for every picture and noise level: `latent` [1, h, w, C], `sigma`
-[1], `prompt` [1], and as uint8 `lq` [1, H/scale, W/scale, 3] and `truth` [1, H, W, 3]. `pid_jax.decode
---latents` reads them, and a training draws them with its samples (`config.sample.batches`). The
-reference's own files become such with `python -m tools.convert_torch_weights fix-batch`.
+[1], `prompt` [1], and as uint8 `lq` [1, H/scale, W/scale, 3] and `truth` [1, H, W, 3].
+`pid_jax.decode --latents` reads them, and a training draws them with its samples
+(`config.sample.batches`). The reference's own files become such with `python -m
+tools.convert_torch_weights fix-batch`.
 Exit status: 0 done, 2 bad input. Unreadable pictures of folders are named and left out.
 """
 
