@@ -27,8 +27,8 @@ class Tokenizer:
     size: int
 
     def encode(self, text: str) -> list[int]:
-        """The beginning token and those of the text."""
-        return [self.begin, *self.split(text)]
+        """The beginning token and those of the text; "?" stands for what UTF-8 cannot hold."""
+        return [self.begin, *self.split(text.encode("utf-8", "replace").decode())]
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

@@ -39,8 +39,9 @@ def test_the_released_instruction():
 
 def test_both_tokenizer_files_agree():
     both = [load_tokenizer(TOKENIZER / name) for name in ("tokenizer.json", "tokenizer.model")]
-    for text in ("naïve café 12", "", "  spaces  "):
+    for text in ("naïve café 12", "", "  spaces  ", "half of a pair: \ud83d", "\x00"):
         assert both[0].encode(text) == both[1].encode(text)
+    assert both[0].encode("\udcff") == both[0].encode("?")
     assert (both[0].begin, both[0].pad) == (both[1].begin, both[1].pad) == (2, 0)
 
 
