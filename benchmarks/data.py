@@ -15,9 +15,10 @@ import argparse
 import io
 import json
 import os
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from PIL import Image
 
 from benchmarks import timing
 from pid_jax import images
+from pid_jax.data import command
 from pid_jax.data.buckets import Bucket, parse_size
 from pid_jax.data.dataset import DatasetWriter
 from pid_jax.data.loading import Augmentation, Draws, show
@@ -152,19 +154,20 @@ def time_training(arguments: argparse.Namespace) -> dict[str, float]:
     return {"seconds": total, "waited": waited}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(words: Sequence[str]) -> None:
+    """Parses the command line and measures. Raises UserError for anything a person can mend."""
+    parser = command.Parser(prog="python -m benchmarks.data", description=__doc__)
     parser.add_argument("--sizes", nargs="+", default=["4096:2048", "4096:4096", "2048:2048"],
                         metavar="NATIVE:TARGET")
     parser.add_argument("--picture", help="a photograph instead of noise")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=command.count, default=5)
     parser.add_argument("--loader", action="store_true", help="time batches with workers")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--config", help="time a training with this config")
     parser.add_argument("--data", help="data set of the training; default: the config's")
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=command.count, default=12)
     parser.add_argument("--json")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     for size in arguments.sizes:
         parse_size(size.replace(":", "x"))
     measure = (time_training if arguments.config else time_loader if arguments.loader
@@ -176,4 +179,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command.run(main, sys.argv[1:]))
