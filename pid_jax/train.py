@@ -57,6 +57,7 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
         stack.enter_context(workdir_lib.only_run(folder))
         stack.enter_context(workdir_lib.logging_to(folder))
         waiting = stack.enter_context(patience(config.mesh.patience))
+        stack.enter_context(lost_processes(waiting))
 
         # Mesh and objective.
         startup.check_processes(config)
@@ -110,20 +111,29 @@ def run(config: ConfigDict, workdir: str | None) -> TrainState:
 
 
 @contextlib.contextmanager
+def lost_processes(waiting: Patience, last_good: Callable[[], str] = lambda: "no step was done"
+                   ) -> Iterator[None]:
+    """What collectives raise when another process died, as a sentence; the same command goes on."""
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # jax raises both
+        if isinstance(error, UserError) or not multihost.lost_peer(error):
+            raise
+        raise TryAgain(f"process {jax.process_index()} of {jax.process_count()} lost another "
+                       f"process at {waiting.doing} ({' '.join(str(error).split())[:200]}); "
+                       f"{last_good()}") from error
+
+
+@contextlib.contextmanager
 def explained(checkpointer: Checkpointer, waiting: Patience) -> Iterator[None]:
     """Storage that fails and processes that die, as a sentence with the last good step."""
     try:
-        yield
+        with lost_processes(waiting, checkpointer.last_good):
+            yield
     except OSError as error:
         raise RunFailed(f"{error.strerror or error}: {error.filename or waiting.doing}; "
                         f"{checkpointer.last_good()}; make room or bring the storage back, and run "
                         "the same command again") from error
-    except jax.errors.JaxRuntimeError as error:
-        if not multihost.lost_peer(error):
-            raise
-        raise TryAgain(f"process {jax.process_index()} of {jax.process_count()} lost another "
-                       f"process at {waiting.doing} ({' '.join(str(error).split())[:200]}); "
-                       f"{checkpointer.last_good()}") from error
     except RuntimeError as error:
         if "Worker process was terminated" not in str(error):  # Grain's words
             raise

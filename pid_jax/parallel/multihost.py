@@ -19,7 +19,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
-from pid_jax.errors import UserError
+from pid_jax.errors import TryAgain, UserError
 
 COORDINATOR, PROCESSES, PROCESS = "PID_JAX_COORDINATOR", "PID_JAX_PROCESSES", "PID_JAX_PROCESS"
 # Variables under which a cluster's own launcher tells how many tasks there are; jax then finds
@@ -99,10 +99,13 @@ def leaving_alone() -> Iterator[None]:
     """Lets a process that fails alone end with its own exit status.
 
     At the end of a process jax waits `LEAVE_SECONDS` for the others, then aborts all of them. The
-    others learn of the failure by that; this one has said why, and ends a little earlier.
+    others learn of the failure by that; this one has said why, and ends a little earlier. One that
+    lost another waits as well: jax then says which one is missing.
     """
     try:
         yield
+    except TryAgain:
+        raise
     except Exception as error:
         if jax.distributed.is_initialized():
             timer = threading.Timer(LEAVE_SECONDS - 5, os._exit, (getattr(error, "exit_code", 1),))

@@ -157,9 +157,12 @@ class Checkpointer:
         step, _ = self._pending
         self._pending = None
         reason = " ".join(str(error).split())[:300]
+        if multihost.lost_peer(error):
+            return TryAgain(f"process {jax.process_index()} of {jax.process_count()} lost another "
+                            f"process while the checkpoint of step {step} was written ({reason}); "
+                            f"{self.last_good()}")
         # Orbax measures by the wall clock, so a clock that jumps looks like a save that hangs.
-        again = multihost.lost_peer(error) or isinstance(error, TimeoutError)
-        kind = TryAgain if again else RunFailed
+        kind = TryAgain if isinstance(error, TimeoutError) else RunFailed
         return kind(f"the checkpoint of step {step} could not be written to {self.folder}: "
                          f"{reason}; {self.last_good()}")
 
@@ -282,7 +285,7 @@ def _damage(step_folder: Path, name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if out_of_memory(error):
+        if out_of_memory(error) or multihost.lost_peer(error):
             raise
         reason = " ".join(str(error).split())[:200]
         raise damaged(step_folder, f"{name}: {reason}") from error

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from pid_jax import train
-from pid_jax.errors import RunFailed, TryAgain
+from pid_jax.errors import RunFailed, TryAgain, UserError
 from pid_jax.parallel import multihost
 from pid_jax.parallel.patience import Patience
 
@@ -34,12 +34,22 @@ def test_a_data_worker_that_died_can_be_tried_again():
     assert found.value.exit_code == 75
 
 
+@pytest.mark.parametrize("kind", [jax.errors.JaxRuntimeError, ValueError])
 @pytest.mark.parametrize("text", ["UNAVAILABLE: Gloo all-reduce failed: Connection closed by peer",
                                   "DEADLINE_EXCEEDED: Barrier timed out"])
-def test_a_lost_process_can_be_tried_again(monkeypatch, text):
+def test_a_lost_process_can_be_tried_again(monkeypatch, text, kind):
     monkeypatch.setattr(multihost.jax, "process_count", lambda: 2)
-    with pytest.raises(TryAgain, match="process 0 of 2 lost another process at step 7 .*the newest"):
-        explained(jax.errors.JaxRuntimeError(text))
+    with pytest.raises(TryAgain, match="process 0 of 2 lost another process at step 7 .*newest"):
+        explained(kind(text))
+
+
+def test_a_process_lost_before_the_first_step_can_be_tried_again(monkeypatch):
+    monkeypatch.setattr(multihost.jax, "process_count", lambda: 2)
+    with pytest.raises(TryAgain, match="lost another process at the start .*no step was done"), (
+            train.lost_processes(Patience())):
+        raise jax.errors.JaxRuntimeError("UNAVAILABLE: Connection reset by peer")
+    with pytest.raises(UserError), train.lost_processes(Patience()):
+        raise UserError("the barrier of an option")
 
 
 @pytest.mark.parametrize("error", [
