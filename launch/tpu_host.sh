@@ -4,7 +4,8 @@
 #
 #   bash launch/tpu_host.sh [--dry-run] FLAGS OF pid_jax.main
 #
-# Writes the exit status to train.status when the training is over. A dry run prints the command.
+# Writes the supervisor's process id to train.pid (SIGTERM ends the training after a save) and the
+# exit status to train.status when the training is over. A dry run prints the command.
 #
 # Environment: METADATA (the platform's server; http://metadata.google.internal), PORT (29400).
 set -euo pipefail
@@ -34,6 +35,8 @@ if [ "$DRY_RUN" = yes ]; then
   exit
 fi
 rm -f train.status
+"${command[@]}" &
+echo $! > train.pid
 status=0
-"${command[@]}" || status=$?
+wait $! || status=$?
 echo "$status" > train.status

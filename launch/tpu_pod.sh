@@ -6,8 +6,9 @@
 #
 # A start asks for the slice (unless it exists), waits for it, copies this repository's last commit
 # to every host, makes the environment, checks it (pid_jax.check_env) and trains on all hosts. It
-# then watches: when the slice is taken away it is asked for again, and the run goes on. Stop the
-# watching with Ctrl-C; the training does not mind. --delete gives the slice back.
+# then watches: when the slice is taken away it is asked for again, and the run goes on; when one
+# host fails for good, all end. Stop the watching with Ctrl-C; the training does not mind. --delete
+# gives the slice back.
 #
 # DIR must be one folder for all hosts (Filestore, or a mounted bucket), or a local one together
 # with --config.checkpoint.folder=gs://BUCKET/RUN.
@@ -81,8 +82,8 @@ acquire() {
 
 install() {
   local archive="/tmp/$NAME.tar.gz"
-  run git -C "$PROJECT" archive --format=tar.gz -o "$archive" HEAD
-  run "${TPUS[@]}" tpu-vm scp "$archive" "$NAME:$NAME.tar.gz" "${PLACE[@]}" --worker=all
+  run git -C "$PROJECT" archive --format=tar.gz -o "$archive" HEAD &&
+  run "${TPUS[@]}" tpu-vm scp "$archive" "$NAME:$NAME.tar.gz" "${PLACE[@]}" --worker=all &&
   on_all "mkdir -p $REMOTE && tar -xzf $NAME.tar.gz -C $REMOTE && cd $REMOTE && ${PREPARE:-true} \
 && bash launch/environment.sh tpu"
 }
@@ -101,15 +102,27 @@ statuses() {
     --command="cat $REMOTE/train.status 2> /dev/null || true" 2> /dev/null
 }
 
-# 0: the run is done. 1: it failed on a host. 2: the slice was lost.
+# Where one host failed for good the others would start again and again without it.
+stop_all() { on_all "cd $REMOTE && kill -TERM \$(cat train.pid) 2> /dev/null || true"; }
+
+# 0: the run is done. 1: it failed on a host. 2: it was interrupted or the slice was lost.
 watch() {
-  local ended
+  local ended code polls=0
   while sleep 60; do
     [ "$(state)" = ACTIVE ] || { say "$NAME: $(state)"; return 2; }
     ended="$(statuses)" || continue
     [ -n "$ended" ] || continue
-    say "training ended with status $(sort -rn <<< "$ended" | head -n 1)"
-    if grep -qv '^0$' <<< "$ended"; then return 1; else return 0; fi
+    grep -qv '^0$' <<< "$ended" || { say "training ended with status 0"; return 0; }
+    for code in $ended; do
+      if [ "$code" != 0 ] && ! restartable "$code"; then
+        say "training ended with status $code"
+        stop_all
+        return 1
+      fi
+    done
+    # Interrupted: the platform is about to take the slice. Where it does not, the run goes on there.
+    polls=$((polls + 1))
+    [ "$polls" -lt 5 ] || { say "training was interrupted"; return 2; }
   done
 }
 
@@ -117,8 +130,10 @@ start() {
   local lost
   while true; do
     acquire
-    install
-    train
+    if ! { install && train; }; then
+      [ "$DRY_RUN" = no ] && [ "$(state)" != ACTIVE ] || return 1
+      continue
+    fi
     [ "$DRY_RUN" = no ] && [ "$WATCH" = yes ] || return 0
     lost=0
     watch || lost=$?

@@ -158,8 +158,8 @@ def test_disk_without_room_for_the_file(run, expected):
     assert run.steps() == []
     assert run.finish()[0] == 0
     assert_same(run.outcome(), expected)
-    note("| a file reaches RLIMIT_FSIZE while a checkpoint is written | status 1 with the last good "
-         "step; afterwards the same command, bit-equal |")
+    note("| a file reaches RLIMIT_FSIZE while a checkpoint is written | status 1 with the last "
+         "good step; afterwards the same command, bit-equal |")
 
 
 @pytest.mark.slow

@@ -163,6 +163,51 @@ def gke_pod(folder: Path, container: dict, body: str = "") -> list[str]:
     return done.stdout.splitlines()
 
 
+GCLOUD = """#!/bin/sh
+cd {folder}
+echo "$*" >> calls
+case "$*" in
+  *describe*) echo ACTIVE ;;
+  *train.status*) sed -n 1p statuses; sed -i 1d statuses ;;
+  *environment.sh*) exit "$(cat installs)" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("statuses, installs, code, starts, stops", [
+    (["", "0"], 0, 0, 1, 0), (["2"], 0, 1, 1, 1), (["143"] * 5 + ["0"], 0, 0, 2, 0),
+    ([], 255, 1, 0, 0)])
+def test_tpu_pod_watches(tmp_path, statuses, installs, code, starts, stops):
+    """Starts again what was interrupted; ends all hosts where one has failed for good."""
+    (tmp_path / "statuses").write_text("".join(f"{status}\n" for status in statuses))
+    (tmp_path / "installs").write_text(str(installs))
+    for name, text in (("gcloud", GCLOUD.format(folder=tmp_path)), ("sleep", "#!/bin/sh\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    done = script("tpu_pod", "--", *TRAINER, NAME="run", ZONE="here",
+                  PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == code, done.stderr
+    calls = (tmp_path / "calls").read_text()
+    assert (calls.count("tpu_host.sh"), calls.count("train.pid")) == (starts, stops)
+
+
+def test_tpu_host_says_how_to_end_it_and_how_it_ended(tmp_path):
+    project = tmp_path / "project"
+    shutil.copytree(LAUNCH, project / "launch")
+    stand_in(project, STAYS)
+    (project / "venv").rename(project / ".venv")
+    folder = tmp_path / "computeMetadata/v1/instance/attributes"
+    folder.mkdir(parents=True)
+    (folder / "worker-network-endpoints").write_text("a:1:10.0.0.5")
+    process = subprocess.Popen(
+        ["bash", str(project / "launch" / "tpu_host.sh"), *TRAINER], stdout=subprocess.PIPE,
+        text=True, env=os.environ | {"METADATA": tmp_path.as_uri(), "PATH": with_curl(tmp_path)})
+    assert process.stdout.readline() == "started\n"
+    os.kill(int((project / "train.pid").read_text()), signal.SIGTERM)
+    assert process.communicate(timeout=20)[0] == "saved\n"
+    assert (project / "train.status").read_text() == "143\n"
+
+
 def test_gke_manifest_is_a_jobset_that_restarts(tmp_path):
     text = dry("gke", SPOT="yes")
     command, rest = text.split(" <<'END'\n")
