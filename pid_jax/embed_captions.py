@@ -12,9 +12,11 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+import safetensors
 from absl import flags
 from ml_collections import ConfigDict
 from safetensors.flax import save
@@ -23,7 +25,6 @@ from pid_jax import command_line, embedding_command, encoders
 from pid_jax.data.sources import open_data, source_table
 from pid_jax.encoders.protocols import TextEncoder
 from pid_jax.encoders.stored_text import DIGEST_BYTES, FORMAT, digest
-from pid_jax.encoders.weights import read_tensors
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
 
@@ -47,7 +48,7 @@ def embed(config: ConfigDict, folder: Path, process: int = 0, processes: int = 1
     names = []
     for part, start in enumerate(range(0, len(captions), rows)):
         name = f"captions-{process:05d}-{part:05d}.safetensors"
-        write_file(folder / name, encoder, captions[start:start + rows])
+        write_file(folder / name, encoder, captions[start:start + rows], config.text.to_dict())
         names.append(name)
         print(f"{folder / name}: {min(start + rows, len(captions))} of {len(captions)} captions",
               flush=True)
@@ -78,21 +79,36 @@ def share(captions: set[str], process: int, processes: int) -> list[str]:
     return sorted(captions, key=digest)[process::processes]
 
 
-def write_file(path: Path, encoder: TextEncoder, captions: Sequence[str]) -> None:
-    """One file; a whole one of the same captions is kept."""
+def write_file(path: Path, encoder: TextEncoder, captions: Sequence[str],
+               text: dict[str, Any]) -> None:
+    """One file; a whole one of the same captions by the same encoder is kept.
+
+    Args: text: the config's section.
+    """
     digests = np.frombuffer(b"".join(map(digest, captions)), np.uint8).reshape(-1, DIGEST_BYTES)
+    made_by = {"text": json.dumps(settings(text), sort_keys=True)}
     if path.exists():
-        _check_same(path, digests)
+        _check_same(path, digests, made_by)
         return
     embedding = encoder.embed(captions).astype(ml_dtypes.bfloat16)
     with atomic_write(path, "wb") as file:
-        file.write(save({"digest": digests, "embedding": embedding}))
+        file.write(save({"digest": digests, "embedding": embedding}, made_by))
 
 
-def _check_same(path: Path, digests: np.ndarray) -> None:
-    if not np.array_equal(read_tensors(path)["digest"], digests):
-        raise UserError(f"{path} holds embeddings of other captions; choose an empty --dst, or "
-                        "remove the folder")
+def settings(text: dict[str, Any]) -> dict[str, Any]:
+    """What the embeddings depend on."""
+    return {name: value for name, value in text.items() if name not in ("stored", "batch")}
+
+
+def _check_same(path: Path, digests: np.ndarray, made_by: dict[str, str]) -> None:
+    try:
+        with safetensors.safe_open(path, "numpy") as file:
+            same = file.metadata() == made_by and np.array_equal(file.get_tensor("digest"), digests)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UserError(f"{path} is damaged: {error}; remove it") from error
+    if not same:
+        raise UserError(f"{path} holds embeddings of other captions, or by another encoder; choose "
+                        "an empty --dst, or remove the folder")
 
 
 if __name__ == "__main__":

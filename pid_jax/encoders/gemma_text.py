@@ -174,7 +174,7 @@ def open_text_encoder(width: int = 2304, length: int = 300,
     """
     _check_options(length, instruction, attn_softcap, batch)
     if stored:
-        return _open_stored(stored, width, length)
+        return _open_stored(stored, width, length, instruction, attn_softcap)
     options = {"dtype": check_dtype(dtype), "attn_softcap": attn_softcap}
     if weights == RANDOM:
         network, read = Gemma2(hidden_size=width, **TINY, **options), random_params
@@ -206,9 +206,18 @@ def _check_options(length: int, instruction: Sequence[str], attn_softcap: float,
                         "such as 50, or 0 for none")
 
 
-def _open_stored(folder: str, width: int, length: int) -> StoredTextEncoder:
+def _open_stored(folder: str, width: int, length: int, instruction: Sequence[str],
+                 attn_softcap: float) -> StoredTextEncoder:
     encoder = StoredTextEncoder(folder)
     if (encoder.width, encoder.length) != (width, length):
         raise UserError(f"the caption embeddings in {folder} have {encoder.length} tokens of width "
                         f"{encoder.width}, config.text asks for {length} of width {width}")
+    made_by = {"instruction": INSTRUCTION, "attn_softcap": 0.0} | encoder.made_by
+    wanted = {"name": "gemma2", "instruction": list(instruction), "attn_softcap": attn_softcap}
+    for name, value in wanted.items():
+        held = made_by.get(name)
+        if (list(held) if name == "instruction" else held) != value:
+            raise UserError(f"the caption embeddings in {folder} were made with text.{name} "
+                            f"{str(held)[:60]!r}, config.text asks for {str(value)[:60]!r}; make "
+                            "them equal, or embed the captions anew")
     return encoder

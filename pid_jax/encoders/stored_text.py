@@ -34,6 +34,7 @@ class StoredTextEncoder:
 
     Attributes:
       width, length: E and T of the embeddings.
+      made_by: the config section `text` of the command that made them.
     """
 
     def __init__(self, folder: str | Path):
@@ -41,6 +42,7 @@ class StoredTextEncoder:
         self._folder = Path(folder)
         manifests = _read_manifests(self._folder)
         self.width, self.length = manifests[0]["width"], manifests[0]["length"]
+        self.made_by = manifests[0]["text"]
         files = [name for manifest in manifests for name in manifest["files"]]
         self._tensors = [_read_file(self._folder, name) for name in files]
         digests = np.concatenate([tensors["digest"] for tensors in self._tensors])
@@ -79,9 +81,10 @@ def _read_manifests(folder: Path) -> list[dict]:
                         f"{', '.join(names) or 'nothing'}); make them with `python -m "
                         "pid_jax.embed_captions`, every process of it")
     manifests = [_read_manifest(folder / match[0]) for match in matches]
-    if len({(m["format"], m["width"], m["length"]) for m in manifests}) != 1:
-        raise UserError(f"the caption embeddings in {folder} are of different sizes; make them "
-                        "again")
+    first = manifests[0]
+    if any(m[name] != first[name] for m in manifests for name in ("width", "length", "text")):
+        raise UserError(f"the caption embeddings in {folder} are of different sizes or by different "
+                        "encoders; make them again")
     return manifests
 
 
@@ -89,7 +92,7 @@ def _read_manifest(path: Path) -> dict:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         sound = (manifest["format"] == FORMAT and isinstance(manifest["width"], int)
-                 and isinstance(manifest["length"], int)
+                 and isinstance(manifest["length"], int) and isinstance(manifest["text"], dict)
                  and all(_FILE.fullmatch(name) for name in manifest["files"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} cannot be read: {error}; make the embeddings again") from error

@@ -104,13 +104,25 @@ def test_stored_embeddings_of_two_processes(tmp_path, encoder, monkeypatch):
         stored.embed(["a house"])
     with pytest.raises(UserError, match="4 tokens of width 16"):
         build_text_encoder("gemma2", stored=str(folder))
+    for option, value in (("attn_softcap", 50.0), ("instruction", ("Describe:",))):
+        with pytest.raises(UserError, match=f"were made with text.{option} .* asks for"):
+            build_text_encoder("gemma2", **OPTIONS | {"stored": str(folder), option: value})
+    manifest = folder / "captions-00001-of-00002.json"
+    manifest.write_text(manifest.read_text().replace('"gemma2"', '"hashed"'))
+    with pytest.raises(UserError, match="different sizes or by different encoders"):
+        build_text_encoder("gemma2", **OPTIONS | {"stored": str(folder)})
 
 
 def test_a_file_of_other_captions_is_not_kept(tmp_path, encoder):
     path = tmp_path / "captions-00000-00000.safetensors"
-    embed_captions.write_file(path, encoder, ["a red door"])
+    embed_captions.write_file(path, encoder, ["a red door"], OPTIONS)
     before = path.stat().st_mtime_ns
-    embed_captions.write_file(path, encoder, ["a red door"])
+    embed_captions.write_file(path, encoder, ["a red door"], OPTIONS | {"batch": 7})
     assert path.stat().st_mtime_ns == before
     with pytest.raises(UserError, match="other captions"):
-        embed_captions.write_file(path, encoder, ["two cats"])
+        embed_captions.write_file(path, encoder, ["two cats"], OPTIONS)
+    with pytest.raises(UserError, match="by another encoder"):
+        embed_captions.write_file(path, encoder, ["a red door"], OPTIONS | {"attn_softcap": 50.0})
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(UserError, match="is damaged: .*; remove it"):
+        embed_captions.write_file(path, encoder, ["a red door"], OPTIONS)
