@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 FRESH_ADAPTERS = r"^lora/"  # a network without adapters gets fresh ones, which change nothing
 FIXED_SECTIONS = ("objective", "model", "lora", "codec", "text", "param_dtype", "seed")
+PREDICTION = "config.flow.prediction_type:"
 FREE = ("config.model.remat:", "config.model.pit_chunks:")  # how, not what, is computed
 
 
@@ -145,8 +146,9 @@ def _warn_of_differences(key: str, folder: Path, config: ConfigDict) -> None:
     """Shapes do not tell all: flux and qwenimage networks have the same, rotary tables have none."""
     saved = checkpoint.read_config(folder)
     if saved.model.name == config.model.name:
-        for change in config_lib.differences(saved, config, ("model", "codec", "text")):
-            logger.warning("%s was made with another config: %s", key, change)
+        for change in config_lib.differences(saved, config, ("model", "codec", "text", "flow")):
+            if not change.startswith("config.flow.") or change.startswith(PREDICTION):
+                logger.warning("%s was made with another config: %s", key, change)
 
 
 def frozen_networks(objective: Objective, abstract: dict[str, Params],

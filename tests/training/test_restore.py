@@ -91,6 +91,16 @@ def test_text_to_image_does_not_start_from_a_teacher(tmp_path, text_to_image):
         start(text_to_image, tmp_path / "own")
 
 
+def test_what_shapes_do_not_tell_is_said(tmp_path, text_to_image, caplog):
+    save(tmp_path / "source", text_to_image)
+    text_to_image.init_from = str(tmp_path / "source")
+    text_to_image.flow.prediction_type, text_to_image.flow.shift = "x0", 3.0
+    with caplog.at_level("WARNING", logger="pid_jax"):
+        start(text_to_image, tmp_path / "own")
+    assert "another config: config.flow.prediction_type: 'velocity' -> 'x0'" in caplog.text
+    assert "flow.shift" not in caplog.text  # how it trains, not what it is
+
+
 def test_another_width_is_refused(tmp_path, text_to_image):
     save(tmp_path / "source", text_to_image)
     text_to_image.init_from = str(tmp_path / "source")
