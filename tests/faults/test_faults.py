@@ -301,6 +301,23 @@ def test_one_of_two_hosts_killed(run, victim, patience):
 
 
 @pytest.mark.slow
+def test_one_of_two_hosts_killed_while_they_restore(run):
+    lab.finish_hosts(run, 2, **HOSTS | {"total_steps": 4, "pause": 0.0})
+    committed, held = run.steps(), sorted(run.checkpoints.iterdir())
+    processes = lab.hosts(run, 2, **HOSTS)
+    assert run.wait_for("resuming from", processes[0]), run.log() + run.log(1)
+    lab.kill(processes[1])
+    processes[0].join(lab.HANG)
+    code, log = processes[0].exitcode, run.log()
+    processes[0].kill()
+    assert code in (75, -signal.SIGABRT), log
+    assert "lost another process" in sentence(log), log
+    assert run.steps() == committed and sorted(run.checkpoints.iterdir()) == held
+    note(f"| host 1 of 2 killed while they restore | the other ended with status "
+         f"{code if code > 0 else 128 - code}; no checkpoint was taken for damaged |")
+
+
+@pytest.mark.slow
 def test_sigterm_to_one_of_two_hosts_and_on_alone(run, data, tmp_path, expected):
     processes = lab.hosts(run, 2, **HOSTS)
     assert run.wait_for("step 3/", processes[0]), run.log() + run.log(1)
