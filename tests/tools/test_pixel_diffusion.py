@@ -103,6 +103,18 @@ def test_the_layout_of_the_trainings(trained, tmp_path):
         export_training(folder, tmp_path / "out")
 
 
+def test_an_average_is_exported_with_what_does_not_train(trained, tmp_path):
+    folder, params = trained
+    for which, number in ((None, 1), ("ema2", 2), ("params", 0)):
+        file = tmp_path / f"{which}.safetensors"
+        export(folder, file, which=which)
+        held = open_source(str(file)).tensors
+        embed = params["diffusion_decoder"]["decoder_embed"]["bias"]
+        np.testing.assert_allclose(held["diffusion_decoder.decoder_embed.bias"].read(),
+                                   embed + number, rtol=1e-6)
+        np.testing.assert_array_equal(held["latent_tokens"].read(), params["latent_tokens"])
+
+
 def test_a_titok_converts_by_what_it_holds(tmp_path):
     given = {"codebook_size": 32, "token_size": 3, "vit_enc_dims": (8, 1, 2),
              "vit_enc_patch_size": 8, "num_latent_tokens": 4, "crop_size": 16,

@@ -7,8 +7,7 @@ import numpy as np
 
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
-from pid_jax.training.checkpoint import (
-    find_step_folder, read_config, saved_shapes, weights_item)
+from pid_jax.training.checkpoint import PARAMS, find_step_folder, read_config, saved_shapes
 from tools.convert_torch_weights.assembly import entries_by_leaf
 from tools.convert_torch_weights.mappings import Table
 from tools.convert_torch_weights.mappings.engine import Entry
@@ -56,10 +55,14 @@ def open_checkpoint(folder: Path, which: str | None = None
       UserError: no checkpoint there, or its arrays are not those of its config.
     """
     step = find_step_folder(folder)
-    item = weights_item(step, which)
+    item = which or ("ema" if (step / "ema").is_dir() else PARAMS)
     saved_shapes(step, item)  # refuses an item that is not there
     table, leaves = table_of(read_config(step)), stored_leaves(step / item)
     expected = {path: tuple(leaf.shape) for path, leaf in table.leaves.items()}
+    averaged = {path.split("/")[0] for path in leaves}
+    if averaged < {path.split("/")[0] for path in expected}:  # what does not train has no average
+        leaves |= {path: leaf for path, leaf in stored_leaves(step / PARAMS).items()
+                   if path.split("/")[0] not in averaged}
     found = {path: leaf.shape for path, leaf in leaves.items()}
     if expected != found:
         wrong = sorted(path for path in expected.keys() | found.keys()
