@@ -46,7 +46,7 @@ def test_a_training_reads_them_as_one_batch(make, tmp_path):
     np.testing.assert_array_equal(batch["sigma"], np.float32([0, 0.5]))
     with pytest.raises(UserError, match="checkpoint reads 'dct2' latents with 6 channels"):
         fixed_inputs.read([str(tmp_path / "out")], build_codec("dct", block=2), 2)
-    with pytest.raises(UserError, match="pictures 'truth' of 32 x 48 pixels; .* 64 x 96 .*sr_scale 4"):
+    with pytest.raises(UserError, match="'truth' of 32 x 48 pixels; .* 64 x 96 .*sr_scale 4"):
         fixed_inputs.read([str(tmp_path / "out")], build_codec("dct"), 4)
     make("--size", "32x32")
     with pytest.raises(UserError, match="several shapes"):

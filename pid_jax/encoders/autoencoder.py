@@ -52,7 +52,7 @@ class AutoEncoder(Shell):
                 self.ch * multiple % GROUPS for multiple in (1, *self.ch_mult)):
             raise UserError(f"no auto-encoder has ch {self.ch}, ch_mult {self.ch_mult}, "
                             f"num_res_blocks {self.num_res_blocks}, z_channels {self.z_channels}; "
-                            f"expected whole numbers above 0, levels in groups of {GROUPS} channels")
+                            f"expected whole numbers above 0, levels of whole {GROUPS} groups")
 
     @property
     def channels(self) -> int:

@@ -83,8 +83,8 @@ def _read_manifests(folder: Path) -> list[dict]:
     manifests = [_read_manifest(folder / match[0]) for match in matches]
     first = manifests[0]
     if any(m[name] != first[name] for m in manifests for name in ("width", "length", "text")):
-        raise UserError(f"the caption embeddings in {folder} are of different sizes or by different "
-                        "encoders; make them again")
+        raise UserError(f"the caption embeddings in {folder} are of different sizes or by "
+                        "different encoders; make them again")
     return manifests
 
 

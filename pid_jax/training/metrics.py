@@ -118,7 +118,7 @@ def _wandb(workdir: Path, project: str):
         raise UserError("config.log.wandb is set, but the package wandb is not installed: pip "
                         "install wandb, or leave it empty") from error
     place = str(Path(workdir).absolute())
-    identity = hashlib.sha256(place.encode()).hexdigest()[:16]  # a run that goes on finds its curves
+    identity = hashlib.sha256(place.encode()).hexdigest()[:16]  # found again on resuming
     try:
         return wandb.init(project=project, dir=place, name=Path(place).name, id=identity,
                           resume="allow")

@@ -186,7 +186,8 @@ def _frozen_network(objective: Objective, name: str, source: str | None, abstrac
                                  unused=(*objective.unused_parameters,
                                          *objective.config.init_unused))
         note = {"folder": str(folder)}
-    note |= {"dtype": objective.config.distill.frozen_dtype, "fingerprint": int(fingerprint(params))}
+    note |= {"dtype": objective.config.distill.frozen_dtype,
+             "fingerprint": int(fingerprint(params))}
     if recorded and recorded.get("dtype", note["dtype"]) != note["dtype"]:
         raise UserError(f"the {name} of this run was kept in {recorded['dtype']}; set config."
                         "distill.frozen_dtype to it, or use another --workdir")

@@ -108,7 +108,7 @@ def test_one_branch_alone_skips_the_merge():
     (dict(gate_type="fixed"), "lq_gate_type is 'fixed'; choose one of"),
     (dict(hidden_dim=10), "lq_hidden_dim is 10"),
     (dict(hidden_dim=0), "lq_hidden_dim is 0"),
-    (dict(in_channels=-1), "lq_in_channels is -1 and lq_latent_channels .*; they must be at least 0"),
+    (dict(in_channels=-1), "lq_in_channels is -1 and lq_latent_channels .*; they must be"),
     (dict(num_res_blocks=-1), "lq_num_res_blocks is -1"),
     (dict(latent_unpatchify_factor=0), "lq_latent_unpatchify_factor is 0"),
     (dict(latent_channels=0), "the LQ branch has no input"),

@@ -47,7 +47,7 @@ def test_a_score_that_no_sample_has_is_said(tmp_path, caplog):
     assert not retention.offer(tmp_path, 1, {})  # not a step with samples
     assert not caplog.text
     assert not retention.offer(tmp_path, 1, {"psnr_sample": 30.0})
-    assert "'psnr_smaple', which the samples have no score for; they have psnr_sample" in caplog.text
+    assert "'psnr_smaple', which the samples have no score for; they have psnr" in caplog.text
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"step": 1, "metric": "a", "value": "b"}'])
