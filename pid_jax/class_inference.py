@@ -39,11 +39,10 @@ class ClassGenerator(Drawer):
     """
 
     def __init__(self, checkpoint: Checkpoint):
-        self.checkpoint = checkpoint
         mesh = Mesh(np.asarray(jax.local_devices()), ("batch",))
         self.devices = mesh.size
         self._whole, self._rows = (NamedSharding(mesh, spec) for spec in (P(), P("batch")))
-        self._params = jax.device_put(checkpoint.params, self._whole)
+        self._use(checkpoint)
         self._generate = jax.jit(self._draw, static_argnames="size")
 
     @classmethod
@@ -92,6 +91,13 @@ class ClassGenerator(Drawer):
             return check_finite(pictures, "picture")
 
         return finished(in_batches(draw, len(labels), batch_size), size, dtype)
+
+    def _use(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self._params = jax.device_put(checkpoint.params, self._whole)
+
+    def _test_picture(self) -> np.ndarray:
+        return self.generate([0])
 
     def _held(self) -> Any:
         return self.checkpoint.params, self._params

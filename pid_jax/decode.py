@@ -51,10 +51,11 @@ def main(arguments: Sequence[str]) -> None:
     where = {"sequence": options.sequence, "data": data_axis(options),
              "pit_chunks": options.pit_chunks}
     if options.plan:
-        return show_plans(decode_plan.unloaded(options.checkpoint, options.which, **where), options)
+        return show_plans(decode_plan.unloaded(options.checkpoint, options.which, options.weights,
+                                               **where), options)
     decoder = PixelDecoder.from_checkpoint(options.checkpoint, options.which, options.lora_scale,
                                            **where)
-    decoder.keep_weights_as(options.weights)
+    drawing_command.keep_weights(decoder, options.weights)
     untrained = (PixelDecoder.from_checkpoint(options.checkpoint, UNTRAINED, **where)
                  if options.untrained else None)
     skipped: dict[str, str] = {}
@@ -94,7 +95,7 @@ def show_plans(decoder: PixelDecoder, options: argparse.Namespace) -> None:
     channels = decoder.objective.codec.channels
     for grid in grids:
         plan = decode_plan.plan(decoder, (options.batch_size, *grid, channels), options.steps,
-                                options.guidance, options.tile, options.overlap)
+                                options.guidance, options.tile)
         for line in plan.lines():
             command.show(line)
     if not grids:
@@ -173,8 +174,7 @@ def decode(decoder: PixelDecoder, batch: Sequence[Request], options: argparse.Na
         np.stack([request.latent for request in batch]), prompt,
         [request.sigma for request in batch], batch[0].size, options.steps,
         [request.seed for request in batch], guidance=options.guidance,
-        negative_prompt=options.negative_prompt, tile=options.tile, overlap=options.overlap,
-        **given)
+        negative_prompt=options.negative_prompt, tile=options.tile, **given)
 
 
 def note_of(decoder: PixelDecoder, request: Request, options: argparse.Namespace
@@ -187,8 +187,7 @@ def note_of(decoder: PixelDecoder, request: Request, options: argparse.Namespace
     return {"input": request.source, "prompt": request.prompt, "sigma": request.sigma,
             "seed": request.seed, "latent_shape": [*request.grid, channels],
             "latent_family": decoder.objective.codec.family, **settings.note(),
-            "tile": options.tile, "overlap": options.overlap, "lora_scale": options.lora_scale,
-            **decoder.checkpoint.note()}
+            "tile": options.tile, "lora_scale": options.lora_scale, **decoder.checkpoint.note()}
 
 
 def tag(decoder: PixelDecoder, options: argparse.Namespace) -> str:
@@ -269,9 +268,7 @@ def _add_memory_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch_size", type=command.count, default=1,
                         help="pictures of one size drawn at once, over this process's devices")
     parser.add_argument("--tile", type=command.count, metavar="PIXELS",
-                        help="draw by overlapping tiles of this side, to save memory")
-    parser.add_argument("--overlap", type=command.count, metavar="PIXELS",
-                        help="of tiles; default: 256, or a quarter of the tile")
+                        help="draw by tiles of this side, to save memory")
     parser.add_argument("--pit_chunks", type=command.count, metavar="N",
                         help="parts into which the pixel blocks cut their tokens; default: config")
 

@@ -2,18 +2,24 @@
 
 import copy
 import dataclasses
+import itertools
+import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from pid_jax.diffusion.tiles import Tiles
+from pid_jax import compilation_cache
 from pid_jax.flops import Flops, count_flops
 from pid_jax.inference import PixelDecoder
-from pid_jax.loading import (WEIGHTS, Checkpoint, check_which, drawing_mesh, for_drawing,
+from pid_jax.loading import (STORED, WEIGHTS, Checkpoint, check_which, drawing_mesh, for_drawing,
                              open_objective)
 from pid_jax.models.lora import AdaptedNet
+from pid_jax.models.quantised import quantise
 from pid_jax.objectives.pid_teacher import PidTeacher
 from pid_jax.parallel.sharding import bytes_per_device, state_shardings
 from pid_jax.sampling_inputs import SamplerSettings, sampler_settings
@@ -28,7 +34,7 @@ class Plan:
     """One batch shape.
 
     Attributes:
-      size: (height, width) drawn, padding included; batch; tiles: per network call.
+      size: (height, width) drawn, padding included; batch; tiles: parts of a network call.
       weights, inputs, temporaries, output: bytes on each device.
       flops: of the whole sampling of the batch.
     """
@@ -58,9 +64,11 @@ class Plan:
                f"{self.flops.attention / max(self.flops.total, 1):.0%}")
 
 
-def unloaded(path: str | Path, which: str = "ema", sequence: int = 1, data: int = 1,
-             pit_chunks: int | None = None) -> PixelDecoder:
-    """A decoder whose weights are only described: it plans, but cannot draw."""
+def unloaded(path: str | Path, which: str = "ema", weights: str = STORED, sequence: int = 1,
+             data: int = 1, pit_chunks: int | None = None) -> PixelDecoder:
+    """A decoder whose weights, kept as `weights` says, are only described: it plans, but cannot
+    draw."""
+    compilation_cache.enable()
     folder, mesh = checkpoint_lib.find_step_folder(path), drawing_mesh(sequence, data)
     check_which(folder, which)
     objective = for_drawing(open_objective(folder, PidTeacher, mesh), pit_chunks)
@@ -71,7 +79,23 @@ def unloaded(path: str | Path, which: str = "ema", sequence: int = 1, data: int 
     places = state_shardings(objective.abstract_params, mesh)
     params = checkpoint_lib.with_shardings(as_stored(folder, which, objective.abstract_params),
                                            places)
-    return PixelDecoder(Checkpoint(folder, "planned", objective, params, mesh))
+    if weights != STORED:
+        params = described(params, weights)
+    return PixelDecoder(Checkpoint(folder, "planned", objective, params, mesh, weights))
+
+
+def described(params: Params, kind: str) -> Params:
+    """Shapes and places of parameters that are kept in 8 bits, from those of the stored ones."""
+    def placed(leaf: jax.ShapeDtypeStruct, kept: Any) -> Any:
+        # A scale has one entry along an axis that may be divided: it is whole there.
+        whole = lambda x: NamedSharding(leaf.sharding.mesh, P(*(
+            name if size > 1 else None for name, size in itertools.zip_longest(
+                leaf.sharding.spec, x.shape))))
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole(x)),
+                            kept)
+
+    return jax.tree.map(placed, dict(params), jax.eval_shape(
+        lambda params: quantise(params, kind), params))
 
 
 def as_stored(folder: Path, which: str, shapes: Params) -> Params:
@@ -85,27 +109,25 @@ def as_stored(folder: Path, which: str, shapes: Params) -> Params:
 
 
 def plan(decoder: PixelDecoder, latent_shape: tuple[int, ...], steps: int | None = None,
-         guidance: float | None = None, tile: int | None = None, overlap: int | None = None
-         ) -> Plan:
+         guidance: float | None = None, tile: int | None = None) -> Plan:
     """Compiles the drawing of latents [B, h, w, C] for this process's devices, and reports.
 
     What is compiled goes to the compilation cache, where the drawing finds it.
     """
     objective, size = decoder.objective, decoder.output_size(latent_shape)
-    parts = decoder.tiles(size, tile, overlap)
+    rows = decoder.tile_rows(size, tile)
     settings = sampler_settings(objective, *size, steps, guidance,
                                 np.zeros(objective.text_shape(1).shape, np.float32))
-    lowered = decoder.lower(latent_shape, settings, parts)
+    lowered = decoder.lower(latent_shape, settings, rows)
     memory = lowered.compile().memory_analysis()
     weights = bytes_per_device(decoder.checkpoint.params)
-    return Plan(size, latent_shape[0], settings.steps, 1 if parts is None else parts.count,
-                weights, max(memory.argument_size_in_bytes - weights, 0),
-                memory.temp_size_in_bytes, memory.output_size_in_bytes,
-                flops(objective, latent_shape, settings, parts))
+    tiles = math.ceil(size[0] / objective.net.patch_size / rows) if rows else 1
+    return Plan(size, latent_shape[0], settings.steps, tiles, weights,
+                max(memory.argument_size_in_bytes - weights, 0), memory.temp_size_in_bytes,
+                memory.output_size_in_bytes, flops(objective, latent_shape, settings))
 
 
-def flops(objective: PidTeacher, latent_shape: tuple[int, ...], settings: SamplerSettings,
-          parts: Tiles | None) -> Flops:
+def flops(objective: PidTeacher, latent_shape: tuple[int, ...], settings: SamplerSettings) -> Flops:
     """FLOPs of drawing latents [B, h, w, C]."""
     counted = objective.counting()
     cell = objective.net.sr_scale * objective.codec.spatial_factor
@@ -113,6 +135,6 @@ def flops(objective: PidTeacher, latent_shape: tuple[int, ...], settings: Sample
 
     def drawn(params, inputs, null_text):
         return draw(params, **inputs, null_text=null_text, table=settings.table,
-                    scale=settings.guidance, parts=parts)
+                    scale=settings.guidance)
 
     return count_flops(drawn, objective.abstract_params, shapes, objective.text_shape(1))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import pid_jax
-from pid_jax import compilation_cache, loading, pictures
+from pid_jax import loading, pictures
 from pid_jax.data import command
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
@@ -51,7 +51,6 @@ def make_parser(program: str, description: str, out_required: bool = True
 def run(main: Callable[[Sequence[str]], None]) -> int:
     """Calls `main` with the command line's arguments, in one process or several."""
     def joined(arguments: Sequence[str]) -> None:
-        compilation_cache.enable()
         warnings.showwarning = lambda message, *_, **__: command.warn(str(message))
         multihost.start()
         with multihost.leaving_alone():
@@ -59,6 +58,13 @@ def run(main: Callable[[Sequence[str]], None]) -> int:
             multihost.barrier("all pictures are written")
 
     return command.run(joined, sys.argv[1:])
+
+
+def keep_weights(drawer: loading.Drawer, kind: str) -> None:
+    """Keeps weights as `--weights` says, and tells what that saves and changes."""
+    change = drawer.keep_weights_as(kind)
+    if change is not None:
+        command.show(str(change))
 
 
 def parse_size(text: str) -> tuple[int, int]:

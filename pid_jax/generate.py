@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> None:
     where = {} if options.sequence == 1 else {"sequence": options.sequence}
     generator = generator.from_checkpoint(options.checkpoint, options.which,
                                           options.lora_scale, **where)
-    generator.keep_weights_as(options.weights)
+    drawing_command.keep_weights(generator, options.weights)
     for size in options.size or [None]:
         ending = "" if len(options.size or ()) < 2 else f"_{size[0]}x{size[1]}"
         drawn = []

@@ -3,8 +3,8 @@
     with PixelDecoder.from_checkpoint("runs/pid") as decoder:
         pictures = decoder.decode(latents, prompt="a cat", seed=3)
 
-Both classes compile once per batch shape and step count, and `compilation_cache.enable` keeps what
-was compiled for later processes. Every item of a batch has its own seed, so a picture does not
+Both classes compile once per batch shape and step count, and what was compiled is kept for later
+processes (see `compilation_cache`). Every item of a batch has its own seed, so a picture does not
 depend on what it is drawn together with. `close` (or the end of the `with`) frees the weights.
 """
 
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pid_jax.diffusion import noising, tiles
+from pid_jax.diffusion import noising
 from pid_jax.errors import UserError
 from pid_jax.loading import Checkpoint, Drawer, load_checkpoint
 from pid_jax.objectives.pid_teacher import PidTeacher
@@ -27,6 +27,7 @@ from pid_jax.sampling_inputs import (SamplerSettings, Text, check_finite, check_
                                      in_batches, noise_of_steps, padded, per_item, rows_of,
                                      sampler_settings, seeds, starting_noise)
 
+TEST_CELLS = 4  # side of a test picture, in cells of the latent or patches
 LATENT_NOISE = 1  # folded into an item's key, so that no noise is used twice
 VARIANCE_PRESERVING = ("sdxl",)  # families whose latents are noised so, whatever was trained on
 
@@ -40,7 +41,7 @@ class PixelDecoder(Drawer):
 
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
-        self._decode = jax.jit(self._draw, static_argnames=("size", "scale", "parts"),
+        self._decode = jax.jit(self._draw, static_argnames=("size", "scale", "tile"),
                                out_shardings=replicated(checkpoint.mesh))
 
     @classmethod
@@ -82,7 +83,7 @@ class PixelDecoder(Drawer):
                size: tuple[int, int] | None = None, steps: int | None = None,
                seed: int | Sequence[int] = 0, *, guidance: float | None = None,
                negative_prompt: str | np.ndarray | None = None, dtype: str = "float32",
-               batch_size: int | None = None, tile: int | None = None, overlap: int | None = None,
+               batch_size: int | None = None, tile: int | None = None,
                noise: np.ndarray | None = None, step_noise: np.ndarray | None = None
                ) -> np.ndarray:
         """Draws one picture per latent.
@@ -97,8 +98,8 @@ class PixelDecoder(Drawer):
           seed: one for all or one per latent.
           dtype: "float32", pictures in [-1, 1], or "uint8".
           batch_size: at most so many latents at a time; default: all.
-          tile: draw by tiles of this side in pixels, to save memory; default: whole.
-          overlap: pixels that neighbouring tiles share; default: 256, or a quarter of the tile.
+          tile: draw by tiles of this side in pixels, to save memory; default: whole. The result
+            is the same up to rounding, since tiles attend to the whole picture.
           noise: starting noise float [B, H, W, 3] of `output_size`, in the place of the seed's.
           step_noise: fresh noise [N - 1, B, H, W, 3] of a stochastic student's steps, likewise.
         Returns:
@@ -111,7 +112,7 @@ class PixelDecoder(Drawer):
         count, whole = len(latent), self.output_size(latent.shape)
         size = whole if size is None else self.check_cut(size, whole)
         finished(np.zeros((0, 1, 1, 3), np.float32), size, dtype)
-        parts = self.tiles(whole, tile, overlap)
+        tile = self.tile_rows(whole, tile)
         self._note_range(*whole)
         settings = sampler_settings(self.objective, *whole, steps, guidance, negative_prompt)
         shape = (count, *whole, 3)
@@ -125,13 +126,13 @@ class PixelDecoder(Drawer):
             pictures = self._decode(
                 self.checkpoint.params, *placed, settings.null_text, settings.table,
                 None if fresh is None else fresh[:, rows], size=whole, scale=settings.guidance,
-                parts=parts)
+                tile=tile)
             return check_finite(pictures, "picture")[:kept]
 
         return finished(in_batches(draw, count, batch_size), size, dtype)
 
     def lower(self, latent_shape: tuple[int, ...], settings: SamplerSettings,
-              parts: tiles.Tiles | None = None) -> jax.stages.Lowered:
+              tile: int = 0) -> jax.stages.Lowered:
         """The program of `decode` for latents [B, h, w, C], ready to be compiled; nothing runs."""
         count, whole = latent_shape[0], self.output_size(latent_shape)
         text = self.objective.text_shape(count)
@@ -139,23 +140,17 @@ class PixelDecoder(Drawer):
                   np.zeros(count, np.float32), np.zeros(text.shape, np.float32))
         return self._decode.lower(
             self.checkpoint.params, *self._placed(inputs)[0], settings.null_text, settings.table,
-            None, size=whole, scale=settings.guidance, parts=parts)
+            None, size=whole, scale=settings.guidance, tile=tile)
 
-    def tiles(self, size: tuple[int, int], tile: int | None = None, overlap: int | None = None
-              ) -> tiles.Tiles | None:
-        """The tiles for pictures of (height, width); None where one holds all of it."""
+    def tile_rows(self, size: tuple[int, int], tile: int | None) -> int:
+        """Rows of patches of a tile for pictures of (height, width); 0 where one holds all."""
         self.objective.check_picture(*size)
         if tile is None:
-            if overlap is not None:
-                raise UserError("overlap belongs to tiles; give tile, their side in pixels, too")
-            return None
-        patch = self.objective.net.patch_size
-        if overlap is None:
-            overlap = tiles.usual_overlap(tile, patch)
-        parts = tiles.make_tiles(*size, tile, overlap, patch)
-        if self.checkpoint is not None and self.checkpoint.mesh.shape["sequence"] > 1:
+            return 0
+        rows = self.objective.tile_rows(tile, *size)
+        if self.checkpoint.mesh.shape["sequence"] > 1:
             raise UserError("tile and sequence both divide a picture; choose one of them")
-        return None if parts.count == 1 else parts
+        return rows
 
     def check_cut(self, size: tuple[int, int], whole: tuple[int, int]) -> tuple[int, int]:
         """`size`; UserError unless pictures of `whole` (height, width) can be cut to it."""
@@ -179,14 +174,19 @@ class PixelDecoder(Drawer):
                             "it cannot be decoded, save it again")
         return latents
 
+    def _test_picture(self) -> np.ndarray:
+        side = TEST_CELLS * self.checkpoint.mesh.shape["sequence"]
+        shape = (1, side, side, self.objective.codec.channels)
+        return self.decode(np.random.default_rng(0).standard_normal(shape))
+
     def _compiled(self) -> tuple[Any, ...]:
         return (self._decode,)
 
     def _draw(self, params, seeds, noise, latents, sigma, text, null_text, table, step_noise, *,
-              size, scale, parts):
+              size, scale, tile):
         noise = starting_noise(seeds, size) if noise is None else noise
         return self.objective.decode(params, noise, latents, sigma, text, null_text, table, scale,
-                                     noise_of_steps(step_noise, seeds, size), parts)
+                                     noise_of_steps(step_noise, seeds, size), tile)
 
 
 def native_path(objective: PidTeacher) -> str:
@@ -263,6 +263,10 @@ class PixelGenerator(Drawer):
             return check_finite(pictures, "picture")[:kept]
 
         return finished(in_batches(draw, count, batch_size), size, dtype)
+
+    def _test_picture(self) -> np.ndarray:
+        side = TEST_CELLS * self.checkpoint.mesh.shape["sequence"] * self.objective.net.patch_size
+        return self.generate("", (side, side))
 
     def _compiled(self) -> tuple[Any, ...]:
         return (self._generate,)

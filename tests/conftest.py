@@ -7,6 +7,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of the tests' time is compilation of tiny programs; this takes a third of it away.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
+# What tests compile goes to a folder that was asked for, never to the user's.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
+
 import jax
 import pytest
 

@@ -61,6 +61,14 @@ def test_weights_by_name(checkpoint, generator):
         ClassGenerator.from_checkpoint(checkpoint, "other")
 
 
+def test_8_bit_weights_are_those_that_draw(checkpoint, generator):
+    small = ClassGenerator.from_checkpoint(checkpoint)
+    change = small.keep_weights_as("int8")
+    assert 0 < change.mean < change.largest and change.kept < change.stored
+    drawn = [each.generate([1], (16, 16)) for each in (small, generator)]
+    assert 0 < np.abs(drawn[0] - drawn[1]).max() < 0.3
+
+
 @pytest.mark.parametrize("labels, options, words", [
     ([4], {}, "class 4 is none"), ([0], {"size": (17,)}, "expected .height, width"),
     ([0], {"steps": 0}, "1 to 10000 steps"), ([0], {"seed": -1}, "seed -1")])

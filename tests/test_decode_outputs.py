@@ -170,7 +170,7 @@ def malformed(rng: np.random.Generator, number: int, folder) -> list[str]:
         return ["--input", photo, "--size", rng.choice(["0x4", "axb", "64", "-1x2", "999x999"])]
     if kind == 5:
         flags = [["--steps", "0"], ["--steps", "x"], ["--seed", "-1"], ["--guidance", "inf"],
-                 ["--tile", "9"], ["--tile", "0"], ["--overlap", "8"], ["--batch_size", "0"],
+                 ["--tile", "9"], ["--tile", "0"], ["--tile", "-8"], ["--batch_size", "0"],
                  ["--frame", "polar"], ["--tree", "oak"], ["--layout", "mixed"], ["--unknown"]]
         return ["--input", photo, *flags[rng.integers(len(flags))]]
     if kind == 6:

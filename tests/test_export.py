@@ -1,18 +1,21 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from pid_jax import export, sampling_inputs
+from configs import pid_v1pt5_flux_2kto4k
+from pid_jax import export, loading, objectives, sampling_inputs
 from pid_jax.data import command
 from pid_jax.errors import RunFailed
 from pid_jax.exporting import onnx_file, stablehlo
 from pid_jax.exporting.loop_free import LoopFree
 from pid_jax.exporting.program import decoder_program
 from pid_jax.inference import PixelDecoder
+from pid_jax.parallel.mesh import single_device
 from tests import drawing
 
 HEIGHT, WIDTH = 32, 48
@@ -67,6 +70,23 @@ def test_weights_are_a_safetensors_file(decoder, tmp_path):
     stablehlo.write_weights(tmp_path / "weights.safetensors", weights)
     jax.tree.map(np.testing.assert_array_equal, load_file(tmp_path / "weights.safetensors"),
                  dict(weights))
+
+
+def test_the_full_size_decoder_is_a_program_of_a_few_kilobytes():
+    """The released network at 4096 pixels in bfloat16, for every platform; described, not run."""
+    mesh = single_device()
+    objective = loading.for_drawing(objectives.build(
+        pid_v1pt5_flux_2kto4k.get_config("offline"), mesh), None)
+    params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jax.numpy.bfloat16),
+                          objective.abstract_params)
+    decoder = PixelDecoder(loading.Checkpoint(Path("1"), "planned", objective, params, mesh))
+    program = decoder_program(decoder, 4096, 4096, dtype="bfloat16")
+    assert sum(leaf.size for leaf in program.weights.values()) > 1.3e9
+    blob = stablehlo.serialised(program)
+    assert len(blob) < 2**20
+    found = jax.export.deserialize(bytearray(blob))
+    assert found.platforms == stablehlo.PLATFORMS
+    assert str(found.out_avals[0]) == "float32[batch,4096,4096,3]"
 
 
 def test_fresh_noise_of_a_stochastic_student_is_an_input(student):

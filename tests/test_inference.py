@@ -8,7 +8,6 @@ import pytest
 
 from configs.common import reference
 from pid_jax import images, loading, objectives, sampling_inputs, trained_range
-from pid_jax.diffusion import tiles
 from pid_jax.errors import RunFailed, UserError
 from pid_jax.inference import PixelDecoder, PixelGenerator
 from tests import drawing, tiny
@@ -125,26 +124,22 @@ def test_student_draws_without_guidance_and_each_item_by_its_own_seed(student):
         student.decode(latents(1), guidance=3.0)
 
 
-def test_one_tile_is_the_whole_and_several_come_near(student, monkeypatch):
-    """One LQ projection and one table of positions: the tone stays, and no seam stands out."""
-    latent = latents(1)
-    whole = student.decode(latent, "a", 0.2, seed=4)
-    one = tiles.Tiles((4, 6), (4, 6), (0,), (0,))
-    by_tiles = student.decode(latent, "a", 0.2, seed=4, tile=32, overlap=16)
-    monkeypatch.setattr(student, "tiles", lambda *_: one)
-    np.testing.assert_allclose(student.decode(latent, "a", 0.2, seed=4), whole, atol=1e-6)
-    change = by_tiles - whole
-    assert 1e-4 < np.abs(change).max() < 0.2 * whole.std() * 3
-    assert np.abs(change.mean((0, 1, 2))).max() < 0.005
-    steps = np.abs(np.diff(change, axis=2)).mean((0, 1, 3))
-    borders = [15, 31]  # tiles begin at column 16 and end at 32
-    assert steps[borders].mean() < 2 * np.delete(steps, borders).mean() + 1e-4
+@pytest.mark.parametrize("tile", [8, 32])  # 4 tiles of a row; 2 of two rows
+def test_tiles_draw_the_whole_picture(student, tile):
+    """Attention, the LQ projection and the positions are the whole picture's: no seam, no tone."""
+    latent = latents(2)
+    whole = student.decode(latent, ["a", "b"], 0.2, seed=[4, 5])
+    by_tiles = student.decode(latent, ["a", "b"], 0.2, seed=[4, 5], tile=tile)
+    assert whole.std() > 0.1
+    np.testing.assert_allclose(by_tiles, whole, atol=2e-5)
 
 
 def test_tiles_of_the_picture_or_larger_are_the_whole(student):
-    assert student.tiles((32, 48), tile=48) is None
-    with pytest.raises(UserError, match="overlap belongs to tiles"):
-        student.tiles((32, 48), overlap=8)
+    assert student.tile_rows((32, 48), 48) == student.tile_rows((32, 48), None) == 0
+    assert [student.tile_rows((32, 48), tile) for tile in (8, 24, 32)] == [1, 1, 2]
+    for tile in (9, 0, -8):
+        with pytest.raises(UserError, match=f"tile is {tile} pixels; expected a multiple"):
+            student.tile_rows((32, 48), tile)
 
 
 def test_sizes_types_batches_and_noise(student):
@@ -207,9 +202,12 @@ def test_a_scale_needs_adapters(t2i_checkpoint):
 
 def test_8_bit_weights_draw_nearly_the_same(decoder):
     small = PixelDecoder(decoder.checkpoint)
-    small.keep_weights_as("stored")
-    assert small.checkpoint is decoder.checkpoint
-    small.keep_weights_as("int8")
+    assert small.keep_weights_as("stored") is None and small.checkpoint is decoder.checkpoint
+    change = small.keep_weights_as("int8")
+    assert 0 < change.mean < 127.5 * 0.02 and change.mean < change.largest
+    assert change.kept < change.stored and small.checkpoint.note()["weights_change"] == {
+        "kind": "int8", "kept": change.kept, "stored": change.stored, "mean": change.mean,
+        "largest": change.largest}
     difference = np.abs(small.decode(latents(1)) - decoder.decode(latents(1)))
     assert 0 < difference.mean() < 0.02
     assert small.checkpoint.note()["weights_kept_as"] == "int8"

@@ -10,7 +10,6 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from pid_jax import objectives, train
-from pid_jax.diffusion import tiles
 from pid_jax.errors import UserError
 from pid_jax.flops import Flops, count_flops
 from pid_jax.objectives.base import Objective
@@ -76,12 +75,11 @@ def first_phase(objective: Objective) -> str:
 
 
 def tile_options(objective: Objective, program: str, height: int, width: int, tile: int
-                 ) -> dict[str, tiles.Tiles]:
+                 ) -> dict[str, int]:
     """What a decode by tiles is given beside its arrays."""
     if program != "sample" or not isinstance(objective, PidTeacher):
         raise UserError("tiles belong to the decode of a PiD network: --program=sample")
-    cell = objective.net.patch_size
-    return {"parts": tiles.make_tiles(height, width, tile, tiles.usual_overlap(tile, cell), cell)}
+    return {"tile": objective.tile_rows(tile, height, width)}
 
 
 def _drawing(objective: Objective, mesh: Mesh, height: int, width: int,
@@ -115,8 +113,7 @@ def _placed(shapes: Any, sharding: NamedSharding) -> Any:
     return with_shardings(shapes, jax.tree.map(lambda _: sharding, shapes))
 
 
-def model_flops(config: ConfigDict, program: str, height: int, width: int,
-                tile: int = 0) -> Flops:
+def model_flops(config: ConfigDict, program: str, height: int, width: int) -> Flops:
     """FLOPs that the mathematics of a program needs: no recomputation, whatever `remat` says."""
     if program == "init":
         return Flops()
@@ -124,7 +121,5 @@ def model_flops(config: ConfigDict, program: str, height: int, width: int,
     if program == "train":
         batch = objective.batch_shapes(config.data.batch_size, height, width)
         return objective.step_flops(batch, first_phase(objective))
-    counted = objective.counting()
-    parts = tile_options(counted, program, height, width, tile) if tile else {}
-    drawing = _drawing(counted, single_device(), height, width, parts)
+    drawing = _drawing(objective.counting(), single_device(), height, width)
     return count_flops(drawing.function, *drawing.arguments)

@@ -13,7 +13,7 @@ from pid_jax.models.layers import (Params, draw, gelu, linear, linear_spec, mlp_
                                    modulation_spec, norm_init, rms_norm, swiglu, swiglu_spec,
                                    unstack)
 from pid_jax.models.rope import RopeTable
-
+from pid_jax.models.tiling import attended_by_tiles
 
 # Order of the six modulations everywhere: shift, scale, gate of the attention, then of the MLP.
 
@@ -27,6 +27,7 @@ class PatchContext(NamedTuple):
     text_rope: RopeTable | None
     attention: Attention
     key_mask: jax.Array | None  # [B, text + image tokens], True = attended
+    tile: int = 0  # image tokens of a tile, see `models.tiling`; 0: all at once
 
 
 def patch_block_init(key: jax.Array, hidden: int, heads: int) -> dict:
@@ -46,11 +47,19 @@ def patch_block(params: Params, stream: tuple[jax.Array, jax.Array],
     x, y = stream
     image_mods = _modulations(params["adaLN_modulation_img"], context.condition)
     text_mods = _modulations(params["adaLN_modulation_txt"], context.condition)
-    image_qkv = _patch_qkv(params, "x", x, image_mods, context.heads, context.image_rope)
+    project = lambda x, *table: _patch_qkv(params, "x", x, image_mods, context.heads,
+                                           RopeTable(*(part[0] for part in table)))
+    rest = lambda out, x, *_: _patch_rest(params, "x", x, out, image_mods)
+    image = x, *(part[None] for part in context.image_rope)
     text_qkv = _patch_qkv(params, "y", y, text_mods, context.heads, context.text_rope)
-    x_out, y_out = context.attention(*image_qkv, *text_qkv, key_mask=context.key_mask)
-    return (_patch_rest(params, "x", x, x_out, image_mods),
-            _patch_rest(params, "y", y, y_out, text_mods))
+    if context.tile:
+        x, attend = attended_by_tiles(context.tile, context.attention, project, rest, *image,
+                                      before=text_qkv[1:], key_mask=context.key_mask)
+        y_out = attend(text_qkv[0])
+    else:
+        x_out, y_out = context.attention(*project(*image), *text_qkv, key_mask=context.key_mask)
+        x = rest(x_out, x)
+    return x, _patch_rest(params, "y", y, y_out, text_mods)
 
 
 def _modulations(params: Params, condition: jax.Array) -> list[jax.Array]:
@@ -106,6 +115,7 @@ class PixelContext(NamedTuple):
     attention: Attention
     key_mask: jax.Array | None  # [B, L], True = attended
     chunks: int = 1  # parts into which all but the attention is cut, to save memory
+    tile: int = 0  # tokens of a tile, see `models.tiling`; 0: all at once
 
 
 def pixel_block_init(key: jax.Array, hidden: int, channels: int, pixels: int, attn_width: int,
@@ -148,10 +158,27 @@ def pixel_block(params: Params, z: jax.Array, context: PixelContext) -> jax.Arra
                           *(modulation(i, z, condition) for i in (3, 4)))
         return z + modulation(5, z, condition) * _channel_mlp(params["mlp"], hidden)
 
+    if context.tile:
+        return _pixel_block_by_tiles(params, before, after, z, context)
     token = in_chunks(before, context.chunks, z, context.condition)
     token = self_attention(params["attn"], token, context.heads, context.rope, context.attention,
                            context.key_mask)
     return in_chunks(after, context.chunks, z, token, context.condition)
+
+
+def _pixel_block_by_tiles(params: Params, before: Callable, after: Callable, z: jax.Array,
+                          context: PixelContext) -> jax.Array:
+    """`pixel_block` that attends from one tile at a time."""
+    def project(z: jax.Array, condition: jax.Array, *table: jax.Array) -> tuple[jax.Array, ...]:
+        return project_qkv(params["attn"], before(z, condition), context.heads,
+                           RopeTable(*(part[0] for part in table)))
+
+    def rest(out: jax.Array, z: jax.Array, condition: jax.Array, *_: jax.Array) -> jax.Array:
+        token = linear(params["attn"]["proj"], out.reshape(*out.shape[:2], -1))
+        return after(z, token, condition)
+
+    return attended_by_tiles(context.tile, context.attention, project, rest, z, context.condition,
+                             *(part[None] for part in context.rope), key_mask=context.key_mask)[0]
 
 
 def in_chunks(function: Callable[..., jax.Array], chunks: int, *arrays: jax.Array) -> jax.Array:

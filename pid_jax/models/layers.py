@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pid_jax.models.windows import Window, cut_axis
 
 Params = Mapping[str, Any]
 KernelInit = Callable[[jax.Array, tuple[int, ...]], jax.Array]
@@ -219,25 +218,34 @@ def sincos_table(length: int, channels: int) -> np.ndarray:
     return np.concatenate([np.sin(angles), np.cos(angles)]).astype(np.float32)
 
 
-def pixel_positions(grid: tuple[int, int], patch: int, channels: int,
-                    window: Window | None = None) -> jax.Array:
+def pixel_positions(grid: tuple[int, int], patch: int, channels: int) -> jax.Array:
     """2-D sin-cos embedding of every pixel of the full image, [L, channels, patch^2] float32.
 
     The first half of the channels tells the column, the second the row; built from two small
-    tables so that no image-sized constant enters the program. With a window, of its pixels alone.
+    tables so that no image-sized constant enters the program.
     """
-    rows, columns = grid
+    return join_positions(*position_parts(grid, patch, channels), patch)
+
+
+def position_parts(grid: tuple[int, int], patch: int, channels: int
+                   ) -> tuple[jax.Array, jax.Array]:
+    """What `join_positions` makes the embedding of: [L, channels / 2 * patch] float32 of the row
+    and of the column of every patch."""
     half = channels // 2
-    column = sincos_table(columns * patch, half).reshape(half, columns, patch).transpose(1, 0, 2)
-    row = sincos_table(rows * patch, half).reshape(half, rows, patch).transpose(1, 0, 2)
-    if window is not None:
-        rows, columns = window.part
-        column = cut_axis(column, 0, window.left, columns)
-        row = cut_axis(row, 0, window.top, rows)
-    shape = (rows, columns, half, patch, patch)
-    both = [jnp.broadcast_to(column[None, :, :, None, :], shape),
-            jnp.broadcast_to(row[:, None, :, :, None], shape)]
-    return jnp.concatenate(both, axis=2).reshape(rows * columns, channels, patch * patch)
+    row, column = (sincos_table(n * patch, half).reshape(half, n, patch).transpose(1, 0, 2)
+                   .reshape(n, -1) for n in grid)
+    shape = (*grid, half * patch)
+    return (jnp.broadcast_to(row[:, None], shape).reshape(-1, shape[-1]),
+            jnp.broadcast_to(column, shape).reshape(-1, shape[-1]))
+
+
+def join_positions(row: jax.Array, column: jax.Array, patch: int) -> jax.Array:
+    """The embedding of n patches, [n, channels, patch^2], from their rows of `position_parts`."""
+    row, column = (part.reshape(len(part), -1, patch) for part in (row, column))
+    shape = (*row.shape, patch)
+    both = [jnp.broadcast_to(column[:, :, None, :], shape),
+            jnp.broadcast_to(row[:, :, :, None], shape)]
+    return jnp.concatenate(both, axis=1).reshape(len(row), -1, patch * patch)
 
 
 def time_frequencies(channels: int = TIME_CHANNELS) -> np.ndarray:

@@ -12,13 +12,14 @@ import jax
 
 from pid_jax.errors import UserError
 from pid_jax.models.gates import gate_init, sigma_aware_gate
+from pid_jax.models.layers import Params
 from pid_jax.models.lq_checks import check_batches, check_per_sample
 from pid_jax.models.lq_projection import LqProjection, read_head
 from pid_jax.models.outputs import NetOutput
 from pid_jax.models.pixeldit import PixelDiT, check_inputs
 from pid_jax.models.shell import Init
 from pid_jax.models.stacking import Injection
-from pid_jax.models.windows import Window
+from pid_jax.models.tiling import updated_by_tiles
 
 
 class PidNet(PixelDiT):
@@ -85,8 +86,8 @@ class PidNet(PixelDiT):
                  lq_latent: jax.Array | None = None, lq_image: jax.Array | None = None,
                  degrade_sigma: jax.Array | None = None, lq_mask: jax.Array | None = None,
                  mask: jax.Array | None = None, feature_indices: tuple[int, ...] = (),
-                 return_features_early: bool = False, return_lq_aux: bool = False,
-                 lq_tokens: jax.Array | None = None, window: Window | None = None) -> NetOutput:
+                 return_features_early: bool = False,
+                 return_lq_aux: bool = False) -> NetOutput:
         """Predicts from noised images and their low-quality versions.
 
         A call with neither `lq_latent` nor `lq_image` runs the backbone, gates skipped, as the
@@ -99,53 +100,36 @@ class PidNet(PixelDiT):
           degrade_sigma: [B] float32, noise level of the latent in [0, 1], 0 when it is clean.
           lq_mask: [B], multiplies the LQ features; 0 drops those of a sample.
           return_lq_aux: also return `lq_rgb`, the auxiliary head's picture.
-          lq_tokens: [B, L, lq_hidden_dim], what `lq_features` made, in the place of the LQ inputs.
-          window: where x lies in a larger picture (drawing by tiles).
         """
-        if lq_tokens is not None:
-            return self._run_with(lq_tokens, None, degrade_sigma, x, t, y, mask, feature_indices,
-                                  return_features_early, window)
         if not has_lq_input(self, x, lq_latent, lq_image, degrade_sigma, lq_mask, return_lq_aux):
             return self.run(x, t, y, mask, feature_indices, return_features_early)
         check_inputs(self, x, t, y, mask, feature_indices, return_features_early)
         grid = (x.shape[1] // self.patch_size, x.shape[2] // self.patch_size)
         lq = self.lq_projection(self.weights["lq_proj"], grid, lq_latent, lq_image, return_lq_aux)
-        out = self._run_with(lq.shared, lq_mask, degrade_sigma, x, t, y, mask, feature_indices,
-                             return_features_early, window)
+        read = functools.partial(read_head, mask=lq_mask)
+        self._sow_features(functools.partial(read, shared=lq.shared))
+
+        def inject(head: Params, gate: Params, x: jax.Array) -> jax.Array:
+            # A feature is read where it is injected, so that never all of them are in memory.
+            return updated_by_tiles(self.tile_rows * grid[1], lambda x, shared: sigma_aware_gate(
+                gate, x, read(head, shared), degrade_sigma), x, lq.shared)
+
+        out = self.run(x, t, y, mask, feature_indices, return_features_early,
+                       self._injection(inject), self._pixel_gate(inject))
         return out.replace(lq_rgb=lq.rgb)
 
-    def lq_features(self, lq_latent: jax.Array, grid: tuple[int, int]) -> jax.Array:
-        """The LQ branch's [B, rows, columns, lq_hidden_dim] for a whole picture's grid of patches.
-
-        Tiles cut from it see the same statistics as the whole picture does.
-        """
-        lq = self.lq_projection(self.weights["lq_proj"], grid, lq_latent)
-        return lq.shared.reshape(len(lq_latent), *grid, -1)
-
-    def _run_with(self, shared, lq_mask, sigma, x, t, y, mask, feature_indices, early,
-                  window) -> NetOutput:
-        """The backbone with the LQ branch's tokens injected."""
-        read = functools.partial(read_head, shared=shared, mask=lq_mask)
-        gate = functools.partial(sigma_aware_gate, sigma=sigma)
-        self._sow_features(read)
-        return self.run(x, t, y, mask, feature_indices, early, self._injection(read, gate),
-                        self._pixel_gate(read, gate), window)
-
-    def _injection(self, read: Callable, gate: Callable) -> Injection:
-        """What happens to the image tokens before every interval-th patch block.
-
-        A feature is read where it is injected, so that never all of them are in memory.
-        """
+    def _injection(self, inject: Callable) -> Injection:
+        """What happens to the image tokens before every interval-th patch block."""
         branch = self.weights["lq_proj"]
         return Injection(self.interval, (branch["output_heads"], branch["gate_modules"]), None,
-                         lambda params, x, _: gate(params[1], x, read(params[0])))
+                         lambda params, x, _: inject(*params, x))
 
-    def _pixel_gate(self, read: Callable, gate: Callable) -> Callable | None:
+    def _pixel_gate(self, inject: Callable) -> Callable | None:
         """What happens to the condition of the pixel blocks."""
         if not self.pit_lq_inject:
             return None
-        head, weights = self.weights["lq_proj"]["pit_head"], self.weights["pit_lq_gate"]
-        return lambda condition: gate(weights, condition, read(head))
+        head, gate = self.weights["lq_proj"]["pit_head"], self.weights["pit_lq_gate"]
+        return functools.partial(inject, head, gate)
 
     def _sow_features(self, read: Callable) -> None:
         """Shows the features to tests: [N, B, L, D] and the pixel blocks' [B, L, D]."""

@@ -17,15 +17,16 @@ from pid_jax.models import token_compression as compression
 from pid_jax.models.attention import Attention, dense_attention
 from pid_jax.models.blocks import (PatchContext, PixelContext, channel_linear, patch_block,
                                    patch_block_init, pixel_block, pixel_block_init)
-from pid_jax.models.layers import (draw, linear, linear_init, linear_spec, norm_init, normal,
-                                   patchify, pixel_positions, rms_norm, time_embedding, time_init,
-                                   to_grid, unpatchify, xavier_uniform, zeros)
+from pid_jax.models.layers import (draw, join_positions, linear, linear_init, linear_spec,
+                                   norm_init, normal, patchify, position_parts, rms_norm,
+                                   time_embedding, time_init, to_grid, unpatchify, xavier_uniform,
+                                   zeros)
 from pid_jax.models.outputs import NetOutput
 from pid_jax.models.placement import MAP, ROWS, TEXT, TOKENS, Constrain, unconstrained
 from pid_jax.models.rope import ROPE_MODES, RopeTable, image_rope, text_rope
 from pid_jax.models.shell import Init, Shell
 from pid_jax.models.stacking import REMAT_POLICIES, Injection, run_blocks, stacked_init
-from pid_jax.models.windows import Window
+from pid_jax.models.tiling import from_tiles
 
 
 class PixelDiT(Shell):
@@ -35,7 +36,8 @@ class PixelDiT(Shell):
     parameters), `repa_width` (of the projector's hidden layers), `dtype` (of the arithmetic),
     `param_dtype`, `remat` ("none", "full", "attention": recompute all of a block or all but its
     attention in the backward pass), `pit_chunks` (parts into which the pixel blocks cut their
-    tokens, to save memory), `attention` (the injected attention, see `models.attention`) and
+    tokens, to save memory), `tile_rows` (for drawing: rows of patches worked on at a time, see
+    `models.tiling`; 0: all), `attention` (the injected attention, see `models.attention`) and
     `constrain` (see `models.placement`).
     """
 
@@ -69,6 +71,7 @@ class PixelDiT(Shell):
     dtype: Any = jnp.float32
     remat: str = "none"
     pit_chunks: int = 1
+    tile_rows: int = 0
     attention: Attention = dense_attention
     constrain: Constrain = unconstrained
 
@@ -120,19 +123,16 @@ class PixelDiT(Shell):
     def run(self, x: jax.Array, t: jax.Array, y: jax.Array, mask: jax.Array | None = None,
             feature_indices: tuple[int, ...] = (), return_features_early: bool = False,
             injection: Injection | None = None,
-            pixel_gate: Callable[[jax.Array], jax.Array] | None = None,
-            window: Window | None = None) -> NetOutput:
+            pixel_gate: Callable[[jax.Array], jax.Array] | None = None) -> NetOutput:
         """The forward pass of `__call__` with the two places where PidNet reaches in.
 
         Args:
           injection: applied to the image stream [B, L, D] before every interval-th patch block.
           pixel_gate: applied to silu(t_emb + s) [B, L, D], the condition of the pixel blocks.
-          window: where x lies in a larger picture, whose positions it then has.
         """
         check_inputs(self, x, t, y, mask, feature_indices, return_features_early)
         grid = (x.shape[1] // self.patch_size, x.shape[2] // self.patch_size)
-        x = self._rows_placed(x).astype(self.dtype)
-        patches = self.constrain(patchify(x, self.patch_size), TOKENS)
+        patches = self.constrain(self._patches(x, grid), TOKENS)
         t_emb = time_embedding(self.weights["t_embedder"], t, self.dtype)[:, None]
         tokens = linear(self.weights["s_embedder"]["proj"], patches.reshape(*patches.shape[:2], -1))
         tokens, text = self._placed((tokens, self._text_tokens(y)))
@@ -141,7 +141,7 @@ class PixelDiT(Shell):
 
         taps = self._taps(feature_indices, return_features_early)
         s, found = self._patch_path(tokens, text, t_emb, mask, grid, taps, return_features_early,
-                                    injection, window)
+                                    injection)
         block_grid = compression.compressed_grid(self, grid)
         features = tuple(self.constrain(to_grid(found[k], block_grid), MAP)
                          for k in sorted(set(feature_indices)))
@@ -150,7 +150,7 @@ class PixelDiT(Shell):
             return NetOutput(features=features, repa_tokens=repa_tokens)
         condition = jax.nn.silu(t_emb + s)
         out = self._pixel_path(patches, condition if pixel_gate is None else pixel_gate(condition),
-                               mask, grid, window)
+                               mask, grid)
         return NetOutput(out, features, condition if repa_tokens is None else repa_tokens)
 
     def _placed(self, stream: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -176,14 +176,14 @@ class PixelDiT(Shell):
         wanted = set(feature_indices) | ({repa} if 0 <= repa <= last else set())
         return tuple(sorted(wanted))
 
-    def _patch_path(self, tokens, text, t_emb, mask, grid, taps, early, injection, window):
+    def _patch_path(self, tokens, text, t_emb, mask, grid, taps, early, injection):
         """Image tokens after the patch blocks, and {block: image tokens} at the taps."""
         condition = jax.nn.silu(t_emb)
         skips = ()
         if self.enable_ed:
             tokens, skips = compression.encode(self, self.weights, tokens, t_emb, grid)
         context = self._patch_context(condition, mask, text.shape[1], tokens.shape[1],
-                                      compression.compressed_grid(self, grid), window)
+                                      compression.compressed_grid(self, grid))
         result = run_blocks(
             lambda params, stream: self._placed(patch_block(params, stream, context)),
             self.weights["patch_blocks"], (tokens, text), taps=taps,
@@ -196,41 +196,72 @@ class PixelDiT(Shell):
             tokens = compression.decode(self, self.weights, tokens, t_emb, skips, grid)
         return tokens, dict(zip(taps, result.taps))
 
-    def _patch_context(self, condition, mask, text_length, image_length, grid,
-                       window) -> PatchContext:
+    def _patch_context(self, condition, mask, text_length, image_length, grid) -> PatchContext:
         head_dim = self.hidden_size // self.num_groups
         table = text_rope(head_dim, text_length, self.text_rope_theta)
         return PatchContext(
-            self.num_groups, condition, self.rope_for(head_dim, grid, window),
+            self.num_groups, condition, self.rope_for(head_dim, grid),
             table if self.use_text_rope else None, self.attention,
-            None if mask is None else joint_key_mask(mask, text_length, image_length))
+            None if mask is None else joint_key_mask(mask, text_length, image_length),
+            self.tile_rows * grid[1])
 
-    def rope_for(self, head_dim: int, grid: tuple[int, int],
-                 window: Window | None = None) -> RopeTable:
-        """Rotary tables of a token grid (rows, columns), or of a window of its own whole grid."""
+    def rope_for(self, head_dim: int, grid: tuple[int, int]) -> RopeTable:
+        """Rotary tables of a token grid (rows, columns)."""
         reference = (self.rope_ref_h // self.patch_size, self.rope_ref_w // self.patch_size)
-        grid = grid if window is None else window.whole
-        return image_rope(head_dim, grid, self.rope_mode, reference, window)
+        return image_rope(head_dim, grid, self.rope_mode, reference)
 
-    def _pixel_path(self, patches, condition, mask, grid, window) -> jax.Array:
+    def _pixel_path(self, patches, condition, mask, grid) -> jax.Array:
         """[B, L, 3, P] patches and [B, L, D] conditions -> [B, H, W, 3] float32."""
-        channels = self.pixel_hidden_size
-        z = channel_linear(self.weights["pixel_embedder"]["proj"], patches)
-        whole = grid if window is None else window.whole
-        z = z + pixel_positions(whole, self.patch_size, channels, window).astype(z.dtype)
+        z = self._pixel_tokens(patches, grid)
         self.sow("intermediates", "pixel_embedder", z)
         context = PixelContext(
             self.pixel_num_groups, condition,
-            self.rope_for(self.pixel_attn_hidden_size // self.pixel_num_groups, grid, window),
-            self.attention, mask, self.pit_chunks)
+            self.rope_for(self.pixel_attn_hidden_size // self.pixel_num_groups, grid),
+            self.attention, mask, self.pit_chunks, self.tile_rows * grid[1])
         result = run_blocks(
             lambda params, z: self.constrain(pixel_block(params, z, context), TOKENS),
             self.weights["pixel_blocks"], self.constrain(z, TOKENS),
             remat=self.remat, collect=self.is_mutable_collection("intermediates"))
         self.sow("intermediates", "pixel_blocks", result.collected)
-        final = self.weights["final_layer"]
-        out = channel_linear(final["linear"], rms_norm(final["norm"], result.stream, axis=-2))
-        return self._rows_placed(unpatchify(out.astype(jnp.float32), grid, self.patch_size))
+        return self._rows_placed(self._picture(result.stream, grid))
+
+    def _pixel_tokens(self, patches, grid) -> jax.Array:
+        """[B, L, 3, P] patches -> [B, L, C, P] with positions."""
+        def embed(patches: jax.Array, row: jax.Array, column: jax.Array) -> jax.Array:
+            patches = patches.reshape(*patches.shape[:2], self.in_channels, -1)
+            z = channel_linear(self.weights["pixel_embedder"]["proj"], patches)
+            return z + join_positions(row[0], column[0], self.patch_size).astype(z.dtype)
+
+        parts = position_parts(grid, self.patch_size, self.pixel_hidden_size)
+        return from_tiles(self.tile_rows * grid[1], embed, patches.reshape(*patches.shape[:2], -1),
+                          *(part[None] for part in parts))
+
+    def _patches(self, x, grid) -> jax.Array:
+        """Pictures [B, H, W, 3] -> [B, L, 3, P] in the dtype of the arithmetic."""
+        def cut(x: jax.Array) -> jax.Array:
+            x = x.reshape(x.shape[0], -1, *x.shape[-2:]).astype(self.dtype)
+            patches = patchify(x, self.patch_size)
+            # An axis of 3 before the last, and one of 16 at the end, would be padded on a TPU.
+            return patches.reshape(x.shape[0], -1, grid[1], self.in_channels * self.patch_size**2)
+
+        rows = self._rows_placed(x).reshape(x.shape[0], grid[0], self.patch_size, *x.shape[2:])
+        return from_tiles(self.tile_rows, cut, rows).reshape(
+            x.shape[0], -1, self.in_channels, self.patch_size**2)
+
+    def _picture(self, z, grid) -> jax.Array:
+        """[B, L, C, P] -> [B, H, W, 3] float32."""
+        final, (rows, columns) = self.weights["final_layer"], grid
+
+        def join(z: jax.Array) -> jax.Array:
+            z = z.reshape(z.shape[0], -1, *z.shape[-2:])
+            out = channel_linear(final["linear"], rms_norm(final["norm"], z, axis=-2))
+            grid = out.shape[1] // columns, columns
+            pictures = unpatchify(out.astype(jnp.float32), grid, self.patch_size)
+            return pictures.reshape(z.shape[0], grid[0], self.patch_size, *pictures.shape[2:])
+
+        z = z.reshape(z.shape[0], rows, columns, *z.shape[-2:])
+        pictures = from_tiles(self.tile_rows, join, z)
+        return pictures.reshape(z.shape[0], rows * self.patch_size, *pictures.shape[3:])
 
 
 def _on_image(injection: Injection | None) -> Injection | None:

@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pid_jax.models.windows import Window, cut_axis
-
 ROPE_MODES = ("original", "ntk_aware")
 IMAGE_THETA = 10000.0
 IMAGE_EXTENT = 16.0
@@ -43,7 +41,7 @@ def axis_angles(head_dim: int, n: int, theta: float, extent: float = IMAGE_EXTEN
 
 
 def image_rope(head_dim: int, grid: tuple[int, int], mode: str = "original",
-               reference: tuple[int, int] = (0, 0), window: Window | None = None) -> RopeTable:
+               reference: tuple[int, int] = (0, 0)) -> RopeTable:
     """Tables for a (rows, columns) grid; pairs alternate x0, y0, x1, y1, ..., x being the column.
 
     Args:
@@ -51,20 +49,16 @@ def image_rope(head_dim: int, grid: tuple[int, int], mode: str = "original",
       mode: "original", "ntk_aware", or "extrapolated" (class-conditional networks): positions span
         the grid's own size instead of 16.
       reference: the (rows, columns) grid at which "ntk_aware" changes nothing.
-      window: only this part of the grid's tables.
     """
     y, x = (axis_angles(head_dim, n, axis_theta(head_dim, n, known, mode),
                         float(n) if mode == "extrapolated" else IMAGE_EXTENT)
             for n, known in zip(grid, reference))
-    return RopeTable(_spread(np.cos(x), np.cos(y), window), _spread(np.sin(x), np.sin(y), window))
+    return RopeTable(_spread(np.cos(x), np.cos(y)), _spread(np.sin(x), np.sin(y)))
 
 
-def _spread(x: np.ndarray, y: np.ndarray, window: Window | None = None) -> jax.Array:
-    """[columns, a], [rows, a] -> [rows * columns, 2a], x and y alternating; or the window's."""
+def _spread(x: np.ndarray, y: np.ndarray) -> jax.Array:
+    """[columns, a], [rows, a] -> [rows * columns, 2a], x and y alternating."""
     x, y = x.astype(np.float32), y.astype(np.float32)
-    if window is not None:
-        x = cut_axis(x, 0, window.left, window.part[1])
-        y = cut_axis(y, 0, window.top, window.part[0])
     rows, columns, width = len(y), len(x), x.shape[1]
     shape = (rows, columns, width)
     # Spread inside the program: the constants in it stay as small as one axis.

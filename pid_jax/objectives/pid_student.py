@@ -23,7 +23,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from pid_jax import models
-from pid_jax.diffusion import (few_step, flow, guidance, losses, schedules, tiles,
+from pid_jax.diffusion import (few_step, flow, guidance, losses, schedules,
                                time_sampling)
 from pid_jax.encoders.protocols import LatentCodec, TextEncoder
 from pid_jax.errors import UserError
@@ -382,12 +382,12 @@ class PidStudent(PidTeacher):
     def decode(self, params: Params, noise: jax.Array, latent: jax.Array, sigma: jax.Array,
                text: jax.Array, null_text: jax.Array, table: few_step.StepTable, scale: float,
                draw: few_step.Draw | None = None,
-               parts: tiles.Tiles | None = None) -> jax.Array:
+               tile: int = 0) -> jax.Array:
         """Decodes latents with one network call a step; see `PidTeacher.decode`.
 
         Guidance was distilled into the student: `null_text` and `scale` are not read.
         """
-        predict = functools.partial(self.predictor(params, latent, sigma, parts), text=text)
+        predict = functools.partial(self.predictor(params, latent, sigma, tile), text=text)
         pictures = few_step.sample(predict, noise, table, draw)
         return jnp.clip(pictures, -1.0, 1.0)
 

@@ -7,6 +7,7 @@
 | `decode`      | DPM-Solver++ 2M, guidance on the text only                             |
 """
 
+import copy
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from pid_jax.diffusion import (degrade, dpm_solver, few_step, flow, guidance, losses, noising,
-                               tiles)
+from pid_jax.diffusion import (degrade, dpm_solver, few_step, flow, guidance, losses,
+                               noising)
 from pid_jax.encoders.frozen import Frozen
 from pid_jax.encoders.protocols import LatentCodec, TextEncoder
+from pid_jax.errors import UserError
 from pid_jax.models import repa
-from pid_jax.models.windows import Window
 from pid_jax.objectives.base import Batch, Metrics, Objective, float_shape, check_divides
 from pid_jax.training import freezing
 from pid_jax.training.state import Params
@@ -62,6 +63,17 @@ class PidTeacher(Objective):
         check_divides(height, width, scale * factor, f"sr_scale {scale} x codec factor {factor}")
         if isinstance(self.codec, Frozen):
             self.codec.check_images((1, height // scale, width // scale, 3))
+
+    def tile_rows(self, tile: int, height: int, width: int) -> int:
+        """Rows of patches with the area of a square of `tile` pixels a side, at least one.
+
+        0 where they hold all of a picture. UserError unless patches fill the square.
+        """
+        patch = self.net.patch_size
+        if tile < 1 or tile % patch:
+            raise UserError(f"tile is {tile} pixels; expected a multiple of the patch size {patch}")
+        rows = max(1, tile**2 // (width * patch))
+        return rows if rows * patch < height else 0
 
     def prepare(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """`image`, `text`, `sigma_range` and stored `latent` of a pipeline's batch."""
@@ -136,31 +148,16 @@ class PidTeacher(Objective):
                               degrade_sigma=sigma).x
 
     def predictor(self, params: Params, latent: jax.Array, sigma: jax.Array,
-                  parts: tiles.Tiles | None) -> Callable[..., jax.Array]:
-        """`predict(x, t, text)` for these latents: `predict`, or tile by tile.
-
-        Tiles share one LQ projection and the positions of the whole picture; only attention is
-        cut at their borders.
-        """
-        if parts is None:
-            return lambda x, t, text: self.predict(params, x, t, text, latent, sigma)
-        shared = self.net.apply({"params": params}, latent, parts.grid, method="lq_features")
-
-        def predict(x: jax.Array, t: jax.Array, text: jax.Array) -> jax.Array:
-            def of_tile(part: jax.Array, top: jax.Array, left: jax.Array) -> jax.Array:
-                window = Window(parts.grid, parts.part, top, left)
-                tokens = window.cut(shared).reshape(len(shared), -1, shared.shape[-1])
-                return self.net.apply({"params": params}, part, flow.network_time(t), text,
-                                      degrade_sigma=sigma, lq_tokens=tokens, window=window).x
-
-            return tiles.blended(of_tile, x, parts, self.net.patch_size)
-
-        return predict
+                  tile: int) -> Callable[..., jax.Array]:
+        """`predict(x, t, text)` for these latents, by tiles of so many rows of patches."""
+        drawing = copy.copy(self)
+        drawing.net = self.net.clone(tile_rows=tile)
+        return lambda x, t, text: drawing.predict(params, x, t, text, latent, sigma)
 
     def decode(self, params: Params, noise: jax.Array, latent: jax.Array, sigma: jax.Array,
                text: jax.Array, null_text: jax.Array, table: dpm_solver.DpmTable,
                scale: float, draw: few_step.Draw | None = None,
-               parts: tiles.Tiles | None = None) -> jax.Array:
+               tile: int = 0) -> jax.Array:
         """Decodes latents; guidance is on the text only, by two network calls a step.
 
         Args:
@@ -172,12 +169,12 @@ class PidTeacher(Objective):
           table: the solver's steps, from `solver_table`.
           scale: guidance scale; 1 switches guidance off.
           draw: fresh noise of a step; this solver asks for none.
-          parts: tiles to draw by; None: whole.
+          tile: rows of patches that are worked on at a time; 0: all.
         Returns:
           float32 [B, H, W, 3], clipped to [-1, 1].
         """
         null_text = jnp.broadcast_to(null_text, (text.shape[0], *null_text.shape[1:]))
-        predict = self.predictor(params, latent, sigma, parts)
+        predict = self.predictor(params, latent, sigma, tile)
         conditional, unconditional = (functools.partial(predict, text=side)
                                       for side in (text, null_text))
         predict = guidance.guided_by_two_calls(conditional, unconditional, scale)

@@ -47,7 +47,7 @@ def main() -> None:
     check_config(config)
     size = HEIGHT.value or config.data.image_size, WIDTH.value or config.data.image_size
     machine = topology.open_topology(TOPOLOGY.value)
-    work = programs.model_flops(config, PROGRAM.value, *size, TILE.value)
+    work = programs.model_flops(config, PROGRAM.value, *size)
     if FIT.value and TILE.value:
         raise UserError("--tile and --fit do not go together; choose the mesh with --mesh")
     if FIT.value:
