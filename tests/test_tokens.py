@@ -77,6 +77,12 @@ def test_a_cache_holds_the_tokens_of_every_record(workdir, dataset, tmp_path):
     assert objective.cache.indices.shape == (3, 4)
     objective.check_weights(tokens.load_tokenizer(workdir).checkpoint.params)
     assert TokenCache.read(path).resize == "adm"
+    whole = path.read_bytes()
+    for damaged, words in ((b"text", "it is no zip file"), (whole[:300], "it is no zip file"),
+                           (whole[:180] + b"!!!!" + whole[184:], "Bad CRC")):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=f"no token cache .*{words}"):
+            TokenCache.read(path)
 
 
 def test_files_of_the_training_are_not_needed_for_drawing(tmp_path):

@@ -6,6 +6,7 @@ fingerprint, the picture size and resize rule, and a checksum of the tokenizer's
 
 import dataclasses
 import hashlib
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,12 @@ class TokenCache:
     def read(cls, path: Path) -> "TokenCache":
         """Reads a cache; UserError when the file is none."""
         try:
+            if path.is_file() and not zipfile.is_zipfile(path):
+                raise ValueError("it is no zip file")
             with np.load(path, allow_pickle=False) as file:
                 cache = cls(file["indices"], str(file["fingerprint"]), int(file["image_size"]),
                             str(file["resize"]), str(file["tokenizer"]))
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise UserError(f"{path} is no token cache ({error}); make one with `python -m "
                             "pid_jax.tokens cache`") from error
         if cache.indices.ndim != 2 or cache.indices.dtype != np.int32:

@@ -136,6 +136,8 @@ def _gaussian(arrays: Mapping[str, np.ndarray], names: tuple[str, str], path: Pa
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an `.npz` file; UserError when it cannot be read."""
+    if path.is_file() and not zipfile.is_zipfile(path):
+        raise UserError(f"{path} cannot be read as .npz: it is no zip file")
     try:
         with np.load(path, allow_pickle=False) as file:
             return dict(file)
