@@ -23,18 +23,19 @@ LEFT_OUT = {
     "ditok": ("titok_encoder_nonlegacy", "titok_decoder_legacy", "jit_net_a", "jit_net_b",
               "jit_denoiser_loss", "lpips_alex", "lpips_alex_imagenet", "lpips_vgg_imagenet",
               "ditok_design_reconstruct_cfg1p0", "jit_sample_heun_cfg1", "pixel_encoder_vq"),
-    # Every case carries a whole network: forward, sampling and updates of one, a loss of the other.
+    # Every case carries a whole network.
     "pixeldit": ("c2i_forward_base", "c2i_forward_noabspos", "c2i_forward_nonsquare",
-                 "c2i_forward_p8", "c2i_loss_base", "c2i_loss_pool", "c2i_loss_up", "t2i_dpm_base",
-                 "t2i_forward_base", "t2i_forward_nonsquare", "t2i_forward_norope",
-                 "tiny_c2i_ckpt", "tiny_t2i_ckpt"),
+                 "c2i_forward_p8", "c2i_loss_pool", "c2i_loss_up", "t2i_forward_base",
+                 "t2i_forward_nonsquare", "tiny_c2i_ckpt"),
 }
 LEFT_OUT_FILES = {
     "ditok": ("titok_tiny_stage1.bin",),
-    "pixeldit": ("tiny_c2i_train.ckpt", "tiny_c2i_ema_only.ckpt", "tiny_t2i.pth")}
+    "pixeldit": ("tiny_c2i_train.ckpt", "tiny_c2i_ema_only.ckpt")}
 THINNED = {
+    "pid": {"grad/": 6_000, "grad_clipped": 5_000, "param_after": 5_000, "out/": 40_000},
     "ditok": {"grad/": 6_000, "out/": 100_000},
-    "pixeldit": {"grads/": 2_000, "params_after": 2_000, "ema_after/": 2_000, "out/": 36_000}}
+    "pixeldit": {"grads/": 2_000, "params_after": 2_000, "ema_after/": 2_000, "state/": 2_000,
+                 "out/": 36_000}}
 """Largest tensors that are kept, in bytes, by the beginning of their names."""
 POOL = "params_pool.safetensors"
 
