@@ -32,10 +32,10 @@ LEFT_OUT_FILES = {
     "ditok": ("titok_tiny_stage1.bin",),
     "pixeldit": ("tiny_c2i_train.ckpt", "tiny_c2i_ema_only.ckpt")}
 THINNED = {
-    "pid": {"grad/": 6_000, "grad_clipped": 5_000, "param_after": 5_000, "out/": 40_000},
+    "pid": {"grad/": 5_000, "grad_clipped": 5_000, "param_after": 5_000, "out/": 40_000},
     "ditok": {"grad/": 6_000, "out/": 100_000},
     "pixeldit": {"grads/": 2_000, "params_after": 2_000, "ema_after/": 2_000, "state/": 2_000,
-                 "out/": 36_000}}
+                 "out/euler": 36_000, "out/flowdpm": 36_000, "out/rope": 36_000}}
 """Largest tensors that are kept, in bytes, by the beginning of their names."""
 POOL = "params_pool.safetensors"
 
