@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import threading
+import time
 import weakref
 
 import jax
@@ -361,6 +362,23 @@ def test_no_thread_writes_on_after_a_failure(tmp_path):
     with pytest.raises(UserError, match="the disk went away"):
         orbax_io.write_step(tmp_path / "0", {"params": {leaf.name: leaf}}, {"config": {}})
     assert set(threading.enumerate()) <= before
+
+
+def test_writers_that_writers_start_have_ended():
+    ended = []
+
+    def write():
+        time.sleep(0.2)
+        ended.append(threading.current_thread().name)
+
+    def start_another():
+        time.sleep(0.2)
+        threading.Thread(target=write).start()
+
+    with pytest.raises(ValueError), orbax_io._writers_ended():
+        threading.Thread(target=start_another).start()
+        raise ValueError
+    assert len(ended) == 1
 
 
 def test_a_failure_while_reading_leaves_nothing(tmp_path, monkeypatch):

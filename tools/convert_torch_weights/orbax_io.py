@@ -89,14 +89,16 @@ def write_step(folder: Path, items: Mapping[str, Mapping[str, LazyTensor]],
 
 @contextlib.contextmanager
 def _writers_ended(patience: float = 60.0) -> Iterator[None]:
-    """Waits, after a failure, for the threads in which Orbax still writes the other items."""
+    """Waits, after a failure, for the threads in which Orbax still writes the other items, and for
+    those that they start."""
     before = set(threading.enumerate())
     try:
         yield
     except BaseException:
         end = time.monotonic() + patience
-        for thread in set(threading.enumerate()) - before:
-            thread.join(max(0.0, end - time.monotonic()))
+        while (writers := set(threading.enumerate()) - before) and time.monotonic() < end:
+            for thread in writers:
+                thread.join(max(0.0, end - time.monotonic()))
         raise
 
 
