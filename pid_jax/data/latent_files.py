@@ -14,7 +14,6 @@ same name (numbers and texts) or in a .safetensors' metadata (texts):
 
 import dataclasses
 import json
-import struct
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -82,7 +81,7 @@ def read(path: Path, channels: int, family: str, layout: str = "auto",
     return Latents(latents, _sigma(arrays, count, path), _prompts(arrays, count, path),
                    _embeddings(arrays, count, path), _frame(arrays, path),
                    _pictures(arrays, "lq", count, path), _pictures(arrays, "truth", count, path),
-                   arrays.get("noise"), arrays.get("step_noise"))
+                   _noise(arrays, "noise", path), _noise(arrays, "step_noise", path))
 
 
 def _beside(path: Path) -> dict[str, np.ndarray]:
@@ -115,12 +114,16 @@ def _read_arrays(path: Path) -> Mapping[str, np.ndarray]:
     if not path.is_file():
         raise UserError(f"there is no latent file {path}")
     try:
-        return reader(path)
+        arrays = reader(path)
     except UserError:
         raise
-    except (ValueError, EOFError, KeyError, TypeError, struct.error, zipfile.BadZipFile,
-            zipfile.LargeZipFile, NotImplementedError, OverflowError, MemoryError) as error:
+    except Exception as error:  # Archives and headers raise whatever a damaged file provokes.
         raise UserError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
+    for name, array in arrays.items():
+        if array.dtype.type is np.void:
+            raise UserError(f"{path}: {name} is {array.dtype}, which are no numbers (.npy and .npz "
+                            "do not keep bfloat16); save it as float32")
+    return arrays
 
 
 def _read_npy(path: Path) -> dict[str, np.ndarray]:
@@ -213,6 +216,12 @@ def _frame(arrays: Mapping[str, np.ndarray], path: Path) -> str | None:
         raise UserError(f"frame in {path} is {frame.dtype} of shape {frame.shape}; expected one "
                         "text")
     return str(frame.reshape(-1)[0])
+
+
+def _noise(arrays: Mapping[str, np.ndarray], name: str, path: Path) -> np.ndarray | None:
+    if name in arrays and arrays[name].dtype.kind not in "fiuV":
+        raise UserError(f"{name} in {path} is {arrays[name].dtype}; expected numbers")
+    return arrays.get(name)
 
 
 def _pictures(arrays: Mapping[str, np.ndarray], name: str, count: int, path: Path

@@ -38,7 +38,7 @@ def read(path: Path, kind: str) -> list[Entry]:
       UserError: unreadable, or a line that is no such object; its number is said.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # a text may hold U+2028
     except OSError as error:
         raise UserError(f"the manifest {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -86,4 +86,7 @@ def _sigmas(where: str, held: dict[str, Any]) -> tuple[float, ...] | None:
     if not levels or not all(isinstance(level, int | float) and not isinstance(level, bool)
                              for level in levels):
         raise UserError(f"{where}: sigma is {value!r}; expected a number or a list of numbers")
-    return tuple(map(float, levels))
+    try:
+        return tuple(map(float, levels))
+    except OverflowError as error:
+        raise UserError(f"{where}: sigma is too large; expected a number from 0 to 1") from error

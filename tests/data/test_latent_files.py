@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pid_jax.data import latent_files
+from pid_jax.data import latent_files, manifests
 from pid_jax.errors import UserError
 
 LATENT = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)  # [B, h, w, C]
@@ -56,6 +56,9 @@ def test_the_layout_can_be_forced(tmp_path):
     ({"latent": LATENT[0, 0]}, "'made_up' latents with 5 channels"),
     ({"latent": np.array(["text"])}, "'made_up' latents"),
     ({"a": LATENT, "b": LATENT}, "call the latent one of latent"),
+    ({"latent": LATENT.astype("V4")}, "latent is .V4, which are no numbers"),
+    ({"latent": LATENT, "noise": np.array(["a", "b"])}, "noise in .* is <U1; expected numbers"),
+    ({"latent": LATENT, "step_noise": np.zeros((1, 2), "c8")}, "complex64; expected numbers"),
     ({"latent": LATENT, "sigma": np.zeros(3)}, "one for each of the 2"),
     ({"latent": LATENT, "prompt": np.zeros(2)}, "one text"),
     ({"latent": np.array([{"a": 1}], dtype=object)}, "cannot be read"),
@@ -91,3 +94,30 @@ def test_latents_of_a_known_family_are_called_by_name(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((1, 128, 8, 6), np.float32))
     with pytest.raises(UserError, match="128-channel flux2 latents.*reads 'flux' latents with 16"):
         latent_files.read(tmp_path / "a.npy", 16, "flux")
+
+
+def test_whatever_a_damaged_archive_or_header_raises_is_a_sentence(tmp_path):
+    def refused(name: str, data: bytes) -> None:
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(UserError, match=f"{name} cannot be read"):
+            read(tmp_path / name)
+
+    for header in (b"{'shape': (2, (, }", b"'''", b"(" * 3000):
+        refused("a.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    np.savez_compressed(tmp_path / "b.npz", latent=LATENT)
+    whole = bytearray((tmp_path / "b.npz").read_bytes())
+    encrypted = whole.copy()
+    for mark, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        encrypted[whole.find(mark) + at] |= 1
+    refused("c.npz", bytes(encrypted))
+    whole[60:64] = b"\xff" * 4
+    refused("b.npz", bytes(whole))
+
+
+def test_a_manifest_keeps_line_separators_of_texts_and_refuses_huge_numbers(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes('{"image": "a.png", "prompt": "a\u2028b"}\r\n{"image": "b.png"}\n'.encode())
+    assert [entry.prompt for entry in manifests.read(path, "image")] == ["a\u2028b", None]
+    path.write_text('{"image": "a.png", "sigma": 1' + "0" * 400 + "}")
+    with pytest.raises(UserError, match="line 1: sigma is too large"):
+        manifests.read(path, "image")
