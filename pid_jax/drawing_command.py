@@ -77,9 +77,9 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 file's text; UserError when it cannot be read."""
+    """A UTF-8 file's text without a byte order mark; UserError when it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8").removeprefix("\ufeff")
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -21,6 +21,7 @@ from pid_jax.data import command
 from pid_jax.errors import UserError
 from pid_jax.inference import PixelGenerator
 from pid_jax.sampling_inputs import SOLVERS, padded, sampler_settings
+from pid_jax.sampling_inputs import seeds as check_seeds
 
 Size = tuple[int, int]
 
@@ -37,6 +38,9 @@ def main(arguments: Sequence[str]) -> None:
     where = {} if options.sequence == 1 else {"sequence": options.sequence}
     generator = generator.from_checkpoint(options.checkpoint, options.which,
                                           options.lora_scale, **where)
+    if options.classes is None:
+        for size in options.size or ():
+            generator.objective.check_picture(*padded(size, generator.objective.net.patch_size))
     drawing_command.keep_weights(generator, options.weights)
     for size in options.size or [None]:
         ending = "" if len(options.size or ()) < 2 else f"_{size[0]}x{size[1]}"
@@ -53,11 +57,11 @@ def main(arguments: Sequence[str]) -> None:
 def seeds_of(options: argparse.Namespace, count: int) -> list[int]:
     """One seed per prompt: those of --seeds, or --seed, --seed + 1, ..."""
     if options.seeds is None:
-        return [options.seed + number for number in range(count)]
+        return check_seeds([options.seed + number for number in range(count)], count).tolist()
     if len(options.seeds) != count:
         raise UserError(f"--seeds names {len(options.seeds)} seeds for {count} pictures; give one "
                         "for each")
-    return options.seeds
+    return check_seeds(options.seeds, count).tolist()
 
 
 def batches(count: int, options: argparse.Namespace) -> Iterator[slice]:
@@ -101,7 +105,7 @@ def read_prompts(options: argparse.Namespace) -> list[str]:
     """The prompts of `--prompts`, or the lines of `--prompts_file` (# starts a comment line)."""
     if options.prompts:
         return options.prompts
-    lines = map(str.strip, drawing_command.read_text(options.prompts_file).splitlines())
+    lines = map(str.strip, drawing_command.read_text(options.prompts_file).split("\n"))
     prompts = [line for line in lines if line and not line.startswith("#")]
     if not prompts:
         raise UserError(f"{options.prompts_file} holds no prompt; write one a line")

@@ -32,6 +32,13 @@ def test_prompts_of_a_file_become_pictures_with_notes(run, tmp_path):
     assert json.loads((tmp_path / "out" / "grid.json").read_text())["rows"] == ["a cat", "a dog"]
 
 
+def test_prompts_end_at_line_ends_only(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes("\ufeff# with a byte order mark\r\na\u2028b\r\nc".encode())
+    options = generate.parse(["--checkpoint", "x", "--out", "y", "--prompts_file", str(path)])
+    assert generate.read_prompts(options) == ["a\u2028b", "c"]
+
+
 def test_a_batch_of_one_draws_the_same(run, tmp_path):
     flags = ["--prompts", "a cat", "a dog", "--size", "16x24"]
     assert run(*flags) == 0
@@ -76,6 +83,8 @@ def test_solvers_differ_by_their_correction(generator):
     (["--prompts", "a", "--guidance_interval", "0.5", "0.2"], "guidance interval is 0.5 to 0.2"),
     (["--classes", "0", "--solver", "ddim"], "--solver belongs to --prompts"),
     (["--prompts", "a", "--size", "17000x24"], "too large"),
+    (["--prompts", "a", "--size", "16x24", "17000x24"], "too large"),
+    (["--prompts", "a", "b", "--batch_size", "1", "--seeds", "1", "-3"], "seed -3 is out of range"),
     (["--prompts", "a", "--batch_size", "0"], "--batch_size is 0"),
     (["--prompts", "a", "--guidance", "nan"], "guidance is nan"),
     (["--prompts", "a", "--seed", "-1"], "seed -1 is out of range"),
