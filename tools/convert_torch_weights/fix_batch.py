@@ -46,12 +46,12 @@ def read_fix_batch(path: str | Path) -> FixBatch:
     path = Path(path)
     held = read_everything(path)
     latent = _need(path, held, "LQ_latent", LazyTensor).read().astype(np.float32)
+    if latent.ndim < 3 or not latent.size:
+        raise Unreadable(path, f"its latent has the shape {latent.shape}", "LQ_latent")
     latents = np.moveaxis(latent.reshape(-1, *latent.shape[-3:]), 1, -1)
-    sigma = held.get("degrade_sigma", 0.0)
-    sigma = sigma.read() if isinstance(sigma, LazyTensor) else sigma
     small = _picture(path, held, "LQ_video_or_image")
-    return FixBatch(latents, np.broadcast_to(np.asarray(sigma, np.float32), len(latents)),
-                    _captions(held, len(latents)), small, _original(path, held))
+    return FixBatch(latents, _sigma(path, held, len(latents)), _captions(held, len(latents)), small,
+                    _original(path, held))
 
 
 def convert_fix_batch(src: str | Path, dst: str | Path) -> FixBatch:
@@ -92,6 +92,16 @@ def _need(path: Path, held: dict[str, Any], key: str, kind: type) -> Any:
     return held[key]
 
 
+def _sigma(path: Path, held: dict[str, Any], count: int) -> np.ndarray:
+    sigma = held.get("degrade_sigma", 0.0)
+    sigma = sigma.read() if isinstance(sigma, LazyTensor) else sigma
+    try:
+        return np.broadcast_to(np.asarray(sigma, np.float32).reshape(-1), (count,))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise Unreadable(path, f"it holds no noise level for each of {count} latents",
+                         "degrade_sigma") from error
+
+
 def _captions(held: dict[str, Any], count: int) -> tuple[str, ...]:
     """One text, or a list of them."""
     texts = [value for key, value in held.items() if re.fullmatch(r"caption(\.\d+)?", key)]
@@ -104,6 +114,8 @@ def _picture(path: Path, held: dict[str, Any], key: str) -> np.ndarray:
     if isinstance(value, bytes):
         return images.to_float(np.asarray(images.decode(value)))[None]
     pixels = _need(path, held, key, LazyTensor).read()
+    if pixels.ndim < 3 or pixels.shape[-3] != 3 or not pixels.size:
+        raise Unreadable(path, f"a picture [B, 3, H, W] has the shape {pixels.shape}", key)
     pixels = np.moveaxis(pixels.reshape(-1, *pixels.shape[-3:]), 1, -1)
     return images.to_float(pixels) if pixels.dtype == np.uint8 else pixels.astype(np.float32)
 
