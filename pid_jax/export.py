@@ -44,6 +44,8 @@ def main(arguments: Sequence[str]) -> None:
     program = decoder_program(decoder, *size, options.steps, options.guidance,
                               options.negative_prompt, dtype)
     options.out.mkdir(parents=True, exist_ok=True)
+    # An earlier artefact's card would speak for this one.
+    (options.out / f"decoder.{options.format}.json").unlink(missing_ok=True)
     name, files, draw = WRITERS[options.format](options.out, program)
     difference = checked(options.out / name, program, draw, dtype)
     write_text(options.out, decoder, options.prompt)
@@ -79,7 +81,11 @@ WRITERS = {"stablehlo": write_stablehlo, "onnx": write_onnx}
 def checked(path: Path, program: DecoderProgram, draw: Callable, dtype: str) -> float:
     """Largest difference between the artefact's pictures and ours; RunFailed above the bound."""
     inputs = program.random_inputs(CHECKED_BATCH)
-    ours = check_finite(jax.jit(program.call)(program.weights, inputs), "artefact")
+    try:
+        ours = check_finite(jax.jit(program.call)(program.weights, inputs), "artefact")
+    except RunFailed:
+        path.unlink()
+        raise
     difference = float(np.max(np.abs(np.asarray(draw(inputs)) - ours)))
     if not difference <= BOUND[dtype]:
         path.unlink()

@@ -13,7 +13,7 @@ from pid_jax.data import command
 from pid_jax.errors import RunFailed
 from pid_jax.exporting import onnx_file, stablehlo
 from pid_jax.exporting.loop_free import LoopFree
-from pid_jax.exporting.program import decoder_program
+from pid_jax.exporting.program import DecoderProgram, decoder_program
 from pid_jax.inference import PixelDecoder
 from pid_jax.parallel.mesh import single_device
 from tests import drawing
@@ -135,6 +135,25 @@ def test_an_artefact_that_draws_something_else_is_removed(decoder, tmp_path):
     with pytest.raises(RunFailed, match="differ by .* it was removed"):
         export.checked(path, program, lambda inputs: inputs["noise"], "float32")
     assert not path.exists()
+
+
+def test_a_failed_export_leaves_no_artefact_and_no_earlier_card(decoder, tmp_path, monkeypatch):
+    """Weights that are nan, exported where an artefact stands."""
+    def write(folder, program):
+        (folder / "decoder.onnx").touch()
+        return "decoder.onnx", ["decoder.onnx"], None
+
+    def program(*_):
+        return DecoderProgram(lambda *_: jax.numpy.full((2, 8, 8, 3), np.nan), {},
+                              {"noise": (8, 8, 3)}, None)
+
+    (tmp_path / "decoder.onnx.json").write_text("{}")
+    monkeypatch.setattr(PixelDecoder, "from_checkpoint", lambda *_, **__: decoder)
+    monkeypatch.setattr(export, "decoder_program", program)
+    monkeypatch.setitem(export.WRITERS, "onnx", write)
+    assert command.run(export.main, ["--checkpoint", "x", "--out", str(tmp_path), "--format",
+                                     "onnx", "--dtype", "float32"]) == 1
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("flags, words", [
