@@ -66,7 +66,7 @@ def sampler_settings(objective: Objective, height: int, width: int, steps: int |
     if not np.isfinite(guidance):
         raise UserError(f"guidance is {guidance}; expected a finite number, 1 for none")
     steps = options.steps if steps is None else steps
-    if isinstance(steps, bool) or steps != int(steps) or steps < 1:
+    if isinstance(steps, bool | str) or not 1 <= steps < np.inf or steps != int(steps):
         raise UserError(f"steps is {steps}; the sampler needs a whole number of at least 1")
     if solver is not None and solver not in SOLVERS:
         raise UserError(f"solver is {solver!r}; choose one of {', '.join(SOLVERS)}")
@@ -150,7 +150,7 @@ def seeds(value: int | Sequence[int], count: int) -> np.ndarray:
     """uint32 [count] seeds; UserError for one outside 0 .. 2^32 - 1."""
     chosen = per_item(value, count, "seed")
     for seed in chosen:
-        if not 0 <= seed < 2**32 or seed != int(seed):
+        if seed is None or isinstance(seed, str) or not 0 <= seed < 2**32 or seed != int(seed):
             raise UserError(f"seed {seed} is out of range; choose one from 0 to {2**32 - 1}")
     return np.asarray(chosen, np.uint32)
 
@@ -158,7 +158,7 @@ def seeds(value: int | Sequence[int], count: int) -> np.ndarray:
 def check_sigma(sigma: Sequence[float]) -> Sequence[float]:
     """The noise levels themselves; UserError for one outside [0, 1]."""
     for level in sigma:
-        if not 0 <= level <= 1:
+        if level is None or isinstance(level, str) or not 0 <= level <= 1:
             raise UserError(f"sigma {level} is no noise level; choose a number from 0 (clean) to 1")
     return sigma
 
@@ -194,7 +194,8 @@ def padded(size: tuple[int, int], multiple: int) -> tuple[int, int]:
 def check_size(size: Sequence[int]) -> tuple[int, int]:
     """(height, width); UserError unless both are whole numbers of at least 1."""
     sides = tuple(size) if np.ndim(size) == 1 else ()
-    if len(sides) != 2 or any(side != int(side) or side < 1 for side in sides):
+    if len(sides) != 2 or any(not 1 <= side < np.inf or side != int(side)
+                              for side in sides):
         raise UserError(f"size is {size!r}; expected (height, width) in pixels, such as (256, 384)")
     return int(sides[0]), int(sides[1])
 

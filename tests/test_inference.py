@@ -77,6 +77,9 @@ def test_latents_that_do_not_fit_are_refused(decoder, bad, words):
 @pytest.mark.parametrize("options, words", [
     ({"sigma": 1.5}, "sigma 1.5"), ({"sigma": [0.1, 0.2]}, "2 entries for 1"),
     ({"seed": -1}, "seed -1"), ({"steps": 0}, "steps is 0"),
+    ({"sigma": "high"}, "sigma high"), ({"sigma": [None]}, "sigma None"), ({"seed": "x"}, "seed x"),
+    ({"seed": None}, "seed None"), ({"steps": float("nan")}, "steps is nan"),
+    ({"steps": "2"}, "steps is 2"), ({"size": (float("nan"), 8)}, "size is .nan, 8."),
     ({"guidance": float("nan")}, "guidance is nan")])
 def test_options_out_of_range_are_refused(decoder, options, words):
     with pytest.raises(UserError, match=words):
