@@ -150,8 +150,10 @@ class PidTeacher(Objective):
     def predictor(self, params: Params, latent: jax.Array, sigma: jax.Array,
                   tile: int) -> Callable[..., jax.Array]:
         """`predict(x, t, text)` for these latents, by tiles of so many rows of patches."""
-        drawing = copy.copy(self)
-        drawing.net = self.net.clone(tile_rows=tile)
+        drawing = self
+        if tile:
+            drawing = copy.copy(self)
+            drawing.net = self.net.clone(tile_rows=tile)
         return lambda x, t, text: drawing.predict(params, x, t, text, latent, sigma)
 
     def decode(self, params: Params, noise: jax.Array, latent: jax.Array, sigma: jax.Array,
