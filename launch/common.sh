@@ -51,6 +51,13 @@ trainer_flag() {
   done
 }
 
+# The folder of the run: --workdir of the training, else WORKDIR.
+run_folder() {
+  local folder
+  folder="$(trainer_flag --workdir)"
+  printf '%s' "${folder:-${WORKDIR:-}}"
+}
+
 # Runs a command; under --dry-run prints it, quoted so that a shell would read the same words.
 run() {
   if [ "$DRY_RUN" = yes ]; then quoted "$@"; else "$@"; fi

@@ -17,8 +17,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 parse "$@"
 VENV="${VENV:-$PROJECT/.venv}"
-FOLDER="$(trainer_flag --workdir)"
-WORKDIR="${FOLDER:-${WORKDIR:-}}"
+WORKDIR="$(run_folder)"
 
 guess_platform() {
   if [ -e /dev/nvidia0 ]; then echo gpu; elif compgen -G '/dev/accel*' > /dev/null; then echo tpu
