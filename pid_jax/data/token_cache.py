@@ -6,7 +6,6 @@ fingerprint, the picture size and resize rule, and a checksum of the tokenizer's
 
 import dataclasses
 import hashlib
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ml_collections import ConfigDict
 from pid_jax.data.dataset import read_manifest
 from pid_jax.errors import UserError
 from pid_jax.files import atomic_write
+from pid_jax.tensor_files import read_npz
 
 FIXED = {"crop": ("center",), "resize": ("fit", "adm"), "decode": ("exact",), "flip": (False,),
          "permute_colours": (False,), "buckets": ("square",)}
@@ -62,12 +62,10 @@ class TokenCache:
     def read(cls, path: Path) -> "TokenCache":
         """Reads a cache; UserError when the file is none."""
         try:
-            if path.is_file() and not zipfile.is_zipfile(path):
-                raise ValueError("it is no zip file")
-            with np.load(path, allow_pickle=False) as file:
-                cache = cls(file["indices"], str(file["fingerprint"]), int(file["image_size"]),
-                            str(file["resize"]), str(file["tokenizer"]))
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            file = read_npz(path)
+            cache = cls(file["indices"], str(file["fingerprint"]), int(file["image_size"]),
+                        str(file["resize"]), str(file["tokenizer"]))
+        except (OSError, ValueError, KeyError) as error:
             raise UserError(f"{path} is no token cache ({error}); make one with `python -m "
                             "pid_jax.tokens cache`") from error
         if cache.indices.ndim != 2 or cache.indices.dtype != np.int32:

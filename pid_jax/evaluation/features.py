@@ -5,7 +5,6 @@ one written by `Reference.save`, or pictures alone; or a packed data set.
 """
 
 import dataclasses
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from pid_jax.errors import UserError
 from pid_jax.evaluation import inception
 from pid_jax.evaluation.frechet import Gaussian, fit
 from pid_jax.files import atomic_write
+from pid_jax.tensor_files import read_npz
 
 PIXEL_SIDE = 16
 BATCH = 32
@@ -136,12 +136,9 @@ def _gaussian(arrays: Mapping[str, np.ndarray], names: tuple[str, str], path: Pa
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an `.npz` file; UserError when it cannot be read."""
-    if path.is_file() and not zipfile.is_zipfile(path):
-        raise UserError(f"{path} cannot be read as .npz: it is no zip file")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return dict(file)
-    except (OSError, ValueError, zipfile.BadZipFile, AttributeError, EOFError) as error:
+        return read_npz(path)
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as .npz: {error}") from error
 
 
