@@ -12,7 +12,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from pid_jax.config import unknown_key
-from pid_jax.errors import RunFailed, UserError, out_of_memory
+from pid_jax.errors import RunFailed, UserError, one_line, out_of_memory
 
 
 def run(main: Callable[[], None], argv: Sequence[str]) -> int:
@@ -56,7 +56,7 @@ def parse_flags(argv: Sequence[str]) -> None:
     try:
         rest = flags.FLAGS(list(argv))
     except flags.Error as error:
-        raise UserError(_one_line(error)) from error
+        raise UserError(one_line(error)) from error
     if rest[1:]:
         raise UserError(f"{rest[1]!r} is not a flag; options start with --")
 
@@ -113,7 +113,7 @@ def _faults_of(path: str) -> Iterator[None]:
                  if Path(frame.filename).name == Path(path).name]
         place = f" (line {lines[-1]})" if lines else ""
         raise UserError(f"--config {path} cannot be loaded: {type(error).__name__}: "
-                        f"{_one_line(error)}{place}") from error
+                        f"{one_line(error)}{place}") from error
 
 
 def _check_path(config: ConfigDict, path: Sequence[str]) -> None:
@@ -124,7 +124,3 @@ def _check_path(config: ConfigDict, path: Sequence[str]) -> None:
         if key not in section:
             raise UserError(unknown_key(f"{where}.{key}", section))
         section, where = section.get(key), f"{where}.{key}"
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())

@@ -41,11 +41,16 @@ class TryAgain(RunFailed):
     exit_code = 75
 
 
+def one_line(error: BaseException, most: int | None = None) -> str:
+    """The message of an exception without its line breaks, at most so many characters of it."""
+    return " ".join(str(error).split())[:most]
+
+
 def out_of_memory(error: BaseException) -> str | None:
     """The sentence for an exception that says that memory, of host or device, ran out."""
     if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
         return None
-    reason = " ".join(str(error).split())[:200] or "the host has none left"
+    reason = one_line(error, 200) or "the host has none left"
     return (f"there is not enough memory ({reason}); use a smaller picture, a smaller batch, or "
             "for training config.optim.accumulate and config.model.remat=full")
 

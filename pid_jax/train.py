@@ -18,7 +18,7 @@ from pid_jax.config import check_config
 from pid_jax.data import pipeline
 from pid_jax.data.buckets import build_layout
 from pid_jax.data.sources import open_data as open_data_set
-from pid_jax.errors import RunFailed, RunInterrupted, TryAgain, UserError
+from pid_jax.errors import RunFailed, RunInterrupted, TryAgain, UserError, one_line
 from pid_jax.objectives.base import Objective
 from pid_jax.objectives.program import CodecProgram
 from pid_jax.parallel import mesh as mesh_lib
@@ -119,9 +119,7 @@ def lost_processes(waiting: Patience, last_good: Callable[[], str] = lambda: "no
     except (jax.errors.JaxRuntimeError, ValueError) as error:  # jax raises both
         if isinstance(error, UserError) or not multihost.lost_peer(error):
             raise
-        raise TryAgain(f"process {jax.process_index()} of {jax.process_count()} lost another "
-                       f"process at {waiting.doing} ({' '.join(str(error).split())[:200]}); "
-                       f"{last_good()}") from error
+        raise multihost.lost(f"at {waiting.doing}", one_line(error, 200), last_good()) from error
 
 
 @contextlib.contextmanager
@@ -137,8 +135,8 @@ def explained(checkpointer: Checkpointer, waiting: Patience) -> Iterator[None]:
     except RuntimeError as error:
         if "Worker process was terminated" not in str(error):  # Grain's words
             raise
-        raise TryAgain(f"a data worker died at {waiting.doing} ({' '.join(str(error).split())[:90]}"
-                       f"); {checkpointer.last_good()}; run the same command again, with fewer "
+        raise TryAgain(f"a data worker died at {waiting.doing} ({one_line(error, 90)}); "
+                       f"{checkpointer.last_good()}; run the same command again, with fewer "
                        "config.data.workers if the host ran out of memory") from error
 
 

@@ -12,7 +12,7 @@ import urllib3
 
 import pid_jax
 from pid_jax import images
-from pid_jax.errors import UserError
+from pid_jax.errors import UserError, one_line
 
 REDIRECTS = 5
 # Too early, too many, and what a server may get over.
@@ -109,17 +109,17 @@ class Fetcher:
                 _check_type(content_type)
                 data = self._read(response, deadline)
         except urllib3.exceptions.NewConnectionError as error:
-            raise _Transient("no connection", _one_line(error)) from error
+            raise _Transient("no connection", one_line(error, 200)) from error
         except urllib3.exceptions.TimeoutError as error:
             raise _Transient("timed out") from error
         except (urllib3.exceptions.LocationValueError, urllib3.exceptions.SSLError) as error:
-            raise Failed("no connection", _one_line(error)) from error
+            raise Failed("no connection", one_line(error, 200)) from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise _Transient("the connection broke", _one_line(error)) from error
+            raise _Transient("the connection broke", one_line(error, 200)) from error
         except Failed:
             raise
         except ValueError as error:  # an address or a header that is no text, no number
-            raise Failed("an answer that makes no sense", _one_line(error)) from error
+            raise Failed("an answer that makes no sense", one_line(error, 200)) from error
         return _checked(data, content_type)
 
     def _open(self, url: str) -> urllib3.BaseHTTPResponse:
@@ -199,7 +199,3 @@ def _checked(data: bytes, content_type: str) -> Picture:
         return Picture(data, content_type, *images.decode(data).size, kind)
     except UserError as error:
         raise _Transient("a broken picture", str(error)) from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]

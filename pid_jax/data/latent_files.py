@@ -24,7 +24,7 @@ import numpy as np
 from pid_jax import images
 from pid_jax.data import latent_layouts
 from pid_jax.data.latent_layouts import LAYOUTS
-from pid_jax.errors import UserError
+from pid_jax.errors import UserError, one_line
 
 __all__ = ["LAYOUTS", "Latents", "read"]
 LATENT_NAMES = ("latent", "latents", "samples", "LQ_latent")
@@ -94,7 +94,7 @@ def _beside(path: Path) -> dict[str, np.ndarray]:
     try:
         held = json.loads(note.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{note} cannot be read: {' '.join(str(error).split())[:100]}") from error
+        raise UserError(f"{note} cannot be read: {one_line(error, 100)}") from error
     return _described(held, note)
 
 
@@ -118,7 +118,7 @@ def _read_arrays(path: Path) -> Mapping[str, np.ndarray]:
     except UserError:
         raise
     except Exception as error:  # Archives and headers raise whatever a damaged file provokes.
-        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
+        raise UserError(f"{path} cannot be read: {one_line(error, 200)}") from error
     for name, array in arrays.items():
         if array.dtype.type is np.void:
             raise UserError(f"{path}: {name} is {array.dtype}, which are no numbers (.npy and .npz "

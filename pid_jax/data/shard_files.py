@@ -9,7 +9,7 @@ from pathlib import Path
 from array_record.python.array_record_module import ArrayRecordReader
 
 from pid_jax.data.records import CorruptRecord
-from pid_jax.errors import UserError
+from pid_jax.errors import UserError, one_line
 
 # One record a group: random access reads nothing but the record. Pictures do not compress further.
 WRITER_OPTIONS = "group_size:1,uncompressed"
@@ -55,11 +55,6 @@ class ShardFiles:
 
     def __setstate__(self, state: dict) -> None:
         self.__init__(state["files"])
-
-
-def one_line(error: BaseException) -> str:
-    """The message of an error of the ArrayRecord library, whose lines it wraps."""
-    return " ".join(str(error).split())
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from pid_jax.errors import UserError
+from pid_jax.errors import UserError, one_line
 
 _PARQUET_ROWS = 1024
 
@@ -76,7 +76,7 @@ def _parquet_rows(table: Path) -> Rows:
                     number += 1
                     yield f"{table.name} row {number}", _parquet_row(batch.slice(position, 1))
     except (OSError, pyarrow.ArrowException) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error, 200)
         raise UserError(f"{table} cannot be read after row {number}: {reason}") from error
 
 

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-
 Params = Mapping[str, Any]
 KernelInit = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 

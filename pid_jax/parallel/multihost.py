@@ -160,6 +160,12 @@ def lost_peer(error: BaseException) -> bool:
         "[Bb]arrier", str(error)) is not None
 
 
+def lost(when: str, reason: str, last_good: str) -> TryAgain:
+    """What to raise for an exception of `lost_peer`."""
+    return TryAgain(f"process {jax.process_index()} of {jax.process_count()} lost another process "
+                    f"{when} ({reason}); {last_good}")
+
+
 class Vote:
     """Whether any process has raised its flag, told to all at the same step, without waiting.
 

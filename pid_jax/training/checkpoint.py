@@ -26,7 +26,8 @@ from ml_collections import ConfigDict
 
 import pid_jax
 from pid_jax import config as config_lib
-from pid_jax.errors import DamagedCheckpoint, RunFailed, TryAgain, UserError, out_of_memory
+from pid_jax.errors import (DamagedCheckpoint, RunFailed, TryAgain, UserError, one_line,
+                            out_of_memory)
 from pid_jax.parallel import multihost
 from pid_jax.parallel.sharding import path_name, state_shardings
 from pid_jax.training import checksums
@@ -156,11 +157,10 @@ class Checkpointer:
     def _failure(self, error: Exception) -> RunFailed:
         step, _ = self._pending
         self._pending = None
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error, 300)
         if multihost.lost_peer(error):
-            return TryAgain(f"process {jax.process_index()} of {jax.process_count()} lost another "
-                            f"process while the checkpoint of step {step} was written ({reason}); "
-                            f"{self.last_good()}")
+            return multihost.lost(f"while the checkpoint of step {step} was written", reason,
+                                  self.last_good())
         # Orbax measures by the wall clock, so a clock that jumps looks like a save that hangs.
         kind = TryAgain if isinstance(error, TimeoutError) else RunFailed
         return kind(f"the checkpoint of step {step} could not be written to {self.folder}: "
@@ -287,7 +287,7 @@ def _damage(step_folder: Path, name: str) -> Iterator[None]:
     except Exception as error:
         if out_of_memory(error) or multihost.lost_peer(error):
             raise
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error, 200)
         raise damaged(step_folder, f"{name}: {reason}") from error
 
 

@@ -15,7 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-from pid_jax.errors import RunFailed, UserError
+from pid_jax.errors import RunFailed, UserError, one_line
 from pid_jax.files import atomic_write
 from pid_jax.training import performance
 
@@ -124,7 +124,7 @@ def _wandb(workdir: Path, project: str):
                           resume="allow")
     except Exception as error:  # its own kinds and those of its libraries
         raise UserError(f"config.log.wandb {project!r} cannot start: "
-                        f"{' '.join(str(error).split())[:200]}; log in with `wandb login`, set "
+                        f"{one_line(error, 200)}; log in with `wandb login`, set "
                         "WANDB_MODE=offline, or leave it empty") from error
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from pid_jax.config import check_config, to_json
-from pid_jax.errors import UserError
+from pid_jax.errors import UserError, one_line
 from pid_jax.files import atomic_write
 from pid_jax.models import build_model, init_parameters
 from pid_jax.training.checkpoint import CARD, CONFIG, DATA, FOLDER, PARAMS
@@ -109,7 +109,7 @@ def _write(folder: Path, items: Mapping[str, Mapping[str, LazyTensor]],
     except UserError:
         raise
     except ValueError as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error, 300)
         raise OSError(f"the checkpoint could not be written: {reason}") from error
 
 
@@ -126,7 +126,7 @@ def _table(src: str, config: ConfigDict) -> Table:
         return table_of(config)
     except (UserError, ArithmeticError, TypeError, ValueError) as error:
         raise UserError(f"{src}: the network of the config, whose options may come from the shapes "
-                        f"of the weights, cannot be built: {' '.join(str(error).split())}"
+                        f"of the weights, cannot be built: {one_line(error)}"
                         ) from error
 
 

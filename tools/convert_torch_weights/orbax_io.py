@@ -13,7 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import type_handlers
 
-from pid_jax.errors import UserError
+from pid_jax.errors import UserError, one_line
 from tools.convert_torch_weights.mappings.engine import flatten, unflatten
 from tools.convert_torch_weights.readers import LazyTensor
 
@@ -135,6 +135,6 @@ def _damage(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error, 200)
         raise UserError(f"the checkpoint {folder} is damaged: {reason}; make it again or take "
                         "another") from error

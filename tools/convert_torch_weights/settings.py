@@ -11,7 +11,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from pid_jax import config as config_lib
-from pid_jax.errors import UserError
+from pid_jax.errors import UserError, one_line
 from tools.convert_torch_weights.mappings import NETWORKS, Table, convertible_networks, table_for
 from tools.convert_torch_weights.mappings.releases import FAMILIES
 from tools.convert_torch_weights.recognise import Recognised, Shapes, recognise, title
@@ -38,7 +38,7 @@ def config_of_file(path: str, changes: Mapping[str, str]) -> ConfigDict:
         values["config"].value.to_dict()  # a file that cannot be loaded raises at its first use
         return _changed(values["config"].value, changes)
     except (OSError, ImportError, SyntaxError, TypeError, flags.Error) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise UserError(f"the config {path} cannot be loaded: {reason}") from error
 
 

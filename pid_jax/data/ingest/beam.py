@@ -31,7 +31,7 @@ from pid_jax.data import index as index_lib
 from pid_jax.data.dataset import MANIFEST, DatasetWriter, index_path, merge_manifests
 from pid_jax.data.ingest import folder, listed, webdataset
 from pid_jax.data.ingest.pack import SKIPPED, Item, Skip, to_record
-from pid_jax.errors import UserError
+from pid_jax.errors import UserError, one_line
 
 FORMATS = ("webdataset", "list")
 SKIPS = "skips"
@@ -178,7 +178,7 @@ def _pipeline(arguments: Sequence[str]) -> beam.Pipeline:
     try:
         return beam.Pipeline(options=PipelineOptions(list(arguments)))
     except ValueError as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error, 200)
         raise UserError(f"Beam refuses its arguments {' '.join(arguments)}: {reason}") from error
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from pid_jax import images
 from pid_jax.data.geometry import adm_crop
 from pid_jax.data.ingest.pack import Item, Skip, check_side
-from pid_jax.errors import UserError
+from pid_jax.errors import UserError, one_line
 
 LABEL = "label"
 
@@ -77,7 +77,7 @@ def _row(source: Any, number: int) -> Mapping[str, Any]:
     try:
         return source[number]
     except Exception as error:  # what TFDS's readers raise about a damaged file
-        raise UserError(f"TFDS cannot read it: {' '.join(str(error).split())[:200]}") from error
+        raise UserError(f"TFDS cannot read it: {one_line(error, 200)}") from error
 
 
 def _tfds_source(name: str, split: str, data_dir: Path | None) -> Any:
@@ -89,7 +89,7 @@ def _tfds_source(name: str, split: str, data_dir: Path | None) -> Any:
             return builder.as_data_source(
                 split=split, decoders={"image": tfds.decode.SkipDecoding()})
     except Exception as error:  # TFDS raises many kinds for sets that are not there or not prepared
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error, 200)
         raise UserError(f"the TFDS data set {name} ({split}) cannot be read: {reason}; prepare it "
                         "with `tfds build --file_format=array_record`") from error
     raise UserError(f"the TFDS data set {name} has no {', '.join(sorted(missing))}; labelled "
