@@ -2,11 +2,15 @@
 
     python -m benchmarks.peer --torch-python PYTHON [--size 256] [--batch 2] [--repeats 5]
                               [--modes eager,compile] [--only forward,sampler,step] [--json FILE]
+                              [--unroll 6] [--free-memory]
 
 PYTHON is an interpreter that has torch; the peer (benchmarks/peer_torch.py) runs there with this
 run's weights, inputs and number of threads. Calls of ours and of the peer's take turns. The step is
 loss, gradients, clipping, AdamW and an average; the sampler is four deterministic steps. A square
 matrix product on either side says what the machine can do: the faster one is the peak.
+
+Blocks are unrolled as PyTorch's are (--unroll 1: a loop), and both processes keep the memory that
+they free, as a training on a CPU does (--free-memory: both give it back to the kernel).
 """
 
 import argparse
@@ -25,7 +29,7 @@ import numpy as np
 
 from benchmarks import timing
 from benchmarks.network import MID_SIZE, make_batch, training_step
-from pid_jax import models
+from pid_jax import host_memory, models
 from pid_jax.diffusion import few_step
 from pid_jax.files import atomic_write
 from pid_jax.flops import count_flops, counted_attention
@@ -37,13 +41,16 @@ SCRIPT = Path(__file__).with_name("peer_torch.py")
 RUNS = ("forward", "sampler", "step")
 STEPS = 4
 SQUARE = 2048  # side of the matrices of the peak
+# To glibc what `host_memory.keep_freed_memory` does.
+KEEP_FREED = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0",
+              "MALLOC_TRIM_THRESHOLD_": str(2**62)}
 
 
 class Peer:
     """The PyTorch process; answers one request at a time."""
 
     def __init__(self, python: str, folder: Path, options: Mapping, params: Mapping,
-                 threads: int | None = None):
+                 threads: int | None = None, environment: Mapping[str, str] = KEEP_FREED):
         """Writes weights and options into `folder`, where batches go too, and starts it."""
         self.folder = folder
         np.savez(folder / "weights.npz", **jax_to_torch(table_for(MODEL, dict(options)), params))
@@ -53,7 +60,7 @@ class Peer:
             [python, str(SCRIPT), str(folder / "weights.npz"), str(folder / "options.json"),
              str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             # A killed run leaves half a library in torch.compile's shared cache.
-            env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")})
+            env=os.environ | environment | {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")})
 
     def add_batch(self, name: str, arrays: Mapping[str, np.ndarray]) -> str:
         """Writes inputs in this project's layout; gives what requests call them."""
@@ -158,10 +165,10 @@ def make_inputs(size: int, batch: int) -> dict[str, jax.Array]:
 
 
 @contextlib.contextmanager
-def started_peer(python: str, params: Mapping) -> Iterator[Peer]:
+def started_peer(python: str, params: Mapping, environment: Mapping[str, str]) -> Iterator[Peer]:
     """A peer of the mid-size network in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        peer = Peer(python, Path(folder), MID_SIZE, params)
+        peer = Peer(python, Path(folder), MID_SIZE, params, environment=environment)
         try:
             yield peer
         finally:
@@ -180,12 +187,12 @@ def differences(mine: Mapping[str, Callable], peer: Peer, batch: str,
 
 
 def measure(python: str, size: int, batch: int, repeats: int, modes: tuple[str, ...],
-            runs: tuple[str, ...]) -> dict:
+            runs: tuple[str, ...], unroll: int, environment: Mapping[str, str]) -> dict:
     """Seconds by run and side ("jax" or a mode of PyTorch), FLOPs and differences."""
-    net = models.build_model(MODEL, **MID_SIZE)
+    net = models.build_model(MODEL, **MID_SIZE, unroll=unroll)
     params, inputs = random_params(net), make_inputs(size, batch)
     mine = ours(net, params, inputs)
-    with started_peer(python, params) as peer:
+    with started_peer(python, params, environment) as peer:
         name = peer.add_batch("batch", inputs)
         different = differences(mine, peer, name, runs)
         calls = {}
@@ -227,20 +234,24 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--modes", default="eager,compile")
     parser.add_argument("--only", default=",".join(RUNS), help="of " + ",".join(RUNS))
+    parser.add_argument("--unroll", type=int, default=MID_SIZE["patch_depth"])
+    parser.add_argument("--free-memory", action="store_true")
     parser.add_argument("--json")
     options = parser.parse_args()
     modes, runs = tuple(options.modes.split(",")), tuple(options.only.split(","))
+    jax.config.update("jax_platforms", "cpu")
+    kept = not options.free_memory and host_memory.keep_freed_memory()
     found = measure(options.torch_python, options.size, options.batch, options.repeats, modes,
-                    runs)
+                    runs, options.unroll, KEEP_FREED if kept else {})
     print(f"mid-size PixelDiT, {found['parameters'] / 1e6:.1f}M parameters, {options.size} px, "
           f"batch {options.batch}, float32, {timing.machine()['cpus']} CPUs, median of "
-          f"{options.repeats}")
+          f"{options.repeats}; unroll {options.unroll}, freed memory "
+          f"{'kept' if kept else 'given back'} by both")
     print("\n".join(table(found, modes)))
     if options.json:
         with atomic_write(options.json) as file:
             json.dump({**found, "machine": timing.machine(), "torch": torch_version(
-                options.torch_python), "size": options.size, "batch": options.batch}, file,
-                indent=1)
+                options.torch_python), "kept_memory": kept, **vars(options)}, file, indent=1)
 
 
 def torch_version(python: str) -> str:

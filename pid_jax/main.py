@@ -29,9 +29,10 @@ def main() -> None:
         raise UserError("--config is missing: name a file such as --config=configs/"
                         "quickstart_pid.py")
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    from pid_jax import train  # after the flags: a typing mistake is answered at once
+    from pid_jax import host_memory, train  # after the flags: a typing mistake is answered at once
     from pid_jax.parallel import multihost
 
+    host_memory.keep_freed_memory()
     multihost.start()
     with multihost.leaving_alone():
         train.run(CONFIG.value, WORKDIR.value)

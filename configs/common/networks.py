@@ -35,6 +35,7 @@ def pixeldit_t2i(**changes) -> dict:
         "ed_hidden_size": config_dict.placeholder(int),
         "ed_use_token_shuffle": True,
         "remat": "none",
+        "unroll": 1,
         "pit_chunks": 1,
     }, changes)
 
@@ -79,6 +80,7 @@ def pixeldit_c2i(size: str = "xl", **changes) -> dict:
         "repa_features": 0,
         "repa_width": CLASS_SIZES[size]["hidden_size"],
         "remat": "none",
+        "unroll": 1,
         **CLASS_SIZES[size],
     }, changes)
 

@@ -37,7 +37,8 @@ class ClassPixelDiT(Shell):
     the grid), `label_init_std` and `time_init_std` (of the first label embeddings and of the time
     MLP's kernels; narrow networks learn classes faster with larger ones), `repa_features` (width
     of the frozen features of the alignment; 0: no projector) and `repa_width` (of the projector's
-    hidden layers), and `dtype`, `param_dtype`, `remat`, `attention`, `constrain` as in `PixelDiT`.
+    hidden layers), and `dtype`, `param_dtype`, `remat`, `unroll`, `attention`, `constrain` as in
+    `PixelDiT`.
     """
 
     in_channels: int = 3
@@ -57,6 +58,7 @@ class ClassPixelDiT(Shell):
     repa_width: int = 1152
     dtype: Any = jnp.float32
     remat: str = "none"
+    unroll: int = 1
     attention: Attention = dense_attention
     constrain: Constrain = unconstrained
 
@@ -133,7 +135,8 @@ class ClassPixelDiT(Shell):
         result = run_blocks(
             lambda params, s: self.constrain(class_block(params, s, context), TOKENS),
             self.weights["patch_blocks"], self.constrain(tokens, TOKENS), taps=taps,
-            remat=self.remat, collect=self.is_mutable_collection("intermediates"))
+            remat=self.remat, collect=self.is_mutable_collection("intermediates"),
+            unroll=self.unroll)
         self.sow("intermediates", "patch_blocks", result.collected)
         return result.stream, dict(zip(taps, result.taps))
 
@@ -151,7 +154,8 @@ class ClassPixelDiT(Shell):
         result = run_blocks(
             lambda params, z: self.constrain(block(params, z, context), TOKENS),
             self.weights["pixel_blocks"], self.constrain(z, TOKENS),
-            remat=self.remat, collect=self.is_mutable_collection("intermediates"))
+            remat=self.remat, collect=self.is_mutable_collection("intermediates"),
+            unroll=self.unroll)
         self.sow("intermediates", "pixel_blocks", result.collected)
         final = self.weights["final_layer"]
         out = channel_linear(final["linear"], rms_norm(final["norm"], result.stream, axis=-2))
@@ -172,7 +176,7 @@ def check_options(net: ClassPixelDiT) -> None:
     """Raises UserError for options that no network can have."""
     _check(net.in_channels == 3, f"in_channels is {net.in_channels}, but images have 3 channels")
     for name in ("hidden_size", "patch_depth", "pixel_depth", "patch_size", "pixel_hidden_size",
-                 "num_classes", "repa_width"):
+                 "num_classes", "repa_width", "unroll"):
         _check(getattr(net, name) >= 1, f"{name} is {getattr(net, name)}; it must be at least 1")
     _check(net.repa_features >= 0,
            f"repa_features is {net.repa_features}; it must be 0 (no alignment) or a width")

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from pid_jax.errors import UserError
-from pid_jax.models.layers import Params, normal
+from pid_jax.models.layers import Params, normal, product
 
 GATE_TYPES = ("sigma_aware_per_token", "sigma_aware_per_token_per_dim")
 
@@ -40,7 +40,7 @@ def sigma_aware_gate(gate: Params, x: jax.Array, lq: jax.Array, sigma: jax.Array
     kernel = gate["content_proj"]["kernel"].astype(x.dtype)
     dim = x.shape[-1]
     # Two products spare the concatenation of the two streams.
-    content = (x @ kernel[:dim] + lq @ kernel[dim:]).astype(jnp.float32)
+    content = (product(x, kernel[:dim]) + product(lq, kernel[dim:])).astype(jnp.float32)
     content = content + gate["content_proj"]["bias"].astype(jnp.float32)
     closing = jnp.exp(gate["log_alpha"].astype(jnp.float32)) * sigma.astype(jnp.float32)
     opening = jax.nn.sigmoid(content - closing[:, None, None])

@@ -35,8 +35,9 @@ class PixelDiT(Shell):
     Beyond them: `repa_features` (width of the frozen features of REPA; 0: no projector in the
     parameters), `repa_width` (of the projector's hidden layers), `dtype` (of the arithmetic),
     `param_dtype`, `remat` ("none", "full", "attention": recompute all of a block or all but its
-    attention in the backward pass), `pit_chunks` (parts into which the pixel blocks cut their
-    tokens, to save memory), `tile_rows` (for drawing: rows of patches worked on at a time, see
+    attention in the backward pass), `unroll` (blocks in one turn of the loop over blocks, see
+    `models.stacking`), `pit_chunks` (parts into which the pixel blocks cut their tokens, to save
+    memory), `tile_rows` (for drawing: rows of patches worked on at a time, see
     `models.tiling`; 0: all), `attention` (the injected attention, see `models.attention`) and
     `constrain` (see `models.placement`).
     """
@@ -70,6 +71,7 @@ class PixelDiT(Shell):
     ed_use_token_shuffle: bool = True
     dtype: Any = jnp.float32
     remat: str = "none"
+    unroll: int = 1
     pit_chunks: int = 1
     tile_rows: int = 0
     attention: Attention = dense_attention
@@ -189,7 +191,7 @@ class PixelDiT(Shell):
             self.weights["patch_blocks"], (tokens, text), taps=taps,
             depth=taps[-1] + 1 if early else None, tap_of=lambda stream: stream[0],
             injection=_on_image(injection), remat=self.remat,
-            collect=self.is_mutable_collection("intermediates"))
+            collect=self.is_mutable_collection("intermediates"), unroll=self.unroll)
         self.sow("intermediates", "patch_blocks", result.collected)
         tokens = result.stream[0]
         if self.enable_ed and not early:
@@ -221,7 +223,8 @@ class PixelDiT(Shell):
         result = run_blocks(
             lambda params, z: self.constrain(pixel_block(params, z, context), TOKENS),
             self.weights["pixel_blocks"], self.constrain(z, TOKENS),
-            remat=self.remat, collect=self.is_mutable_collection("intermediates"))
+            remat=self.remat, collect=self.is_mutable_collection("intermediates"),
+            unroll=self.unroll)
         self.sow("intermediates", "pixel_blocks", result.collected)
         return self._rows_placed(self._picture(result.stream, grid))
 
@@ -285,7 +288,8 @@ def check_options(net: PixelDiT) -> None:
     """Raises UserError for options that no network can have."""
     _check(net.in_channels == 3, f"in_channels is {net.in_channels}, but images have 3 channels")
     for name in ("hidden_size", "patch_depth", "pixel_depth", "patch_size", "pixel_hidden_size",
-                 "pixel_attn_hidden_size", "txt_embed_dim", "txt_max_length", "pit_chunks"):
+                 "pixel_attn_hidden_size", "txt_embed_dim", "txt_max_length", "pit_chunks",
+                 "unroll"):
         _check(getattr(net, name) >= 1, f"{name} is {getattr(net, name)}; it must be at least 1")
     check_heads("hidden_size", net.hidden_size, "num_groups", net.num_groups)
     check_heads("pixel_attn_hidden_size", net.pixel_attn_hidden_size, "pixel_num_groups",

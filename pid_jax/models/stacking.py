@@ -41,19 +41,19 @@ def stacked_init(init: Callable[[jax.Array], Any], count: int) -> Callable[[jax.
     return lambda key: jax.lax.map(init, jax.random.split(key, count))
 
 
-def rematerialised(function: Callable, policy: str) -> Callable:
+def rematerialised(function: Callable, policy: str, unroll: int = 1) -> Callable:
     """`function` that recomputes in the backward pass: everything, or all but attention outputs."""
     if policy == "none":
         return function
-    # Inside a scan nothing can be merged across the forward and backward loops anyway.
-    return jax.checkpoint(function, prevent_cse=False,
+    # In a loop nothing can be merged across the forward and backward pass; without one, it could.
+    return jax.checkpoint(function, prevent_cse=unroll > 1,
                           policy=keep_attention if policy == "attention" else None)
 
 
 def run_blocks(block: BlockFn, params: Any, stream: Any, *, depth: int | None = None,
                taps: Sequence[int] = (), tap_of: Callable[[Any], jax.Array] = lambda s: s,
                injection: Injection | None = None, remat: str = "none",
-               collect: bool = False) -> BlockRun:
+               collect: bool = False, unroll: int = 1) -> BlockRun:
     """Runs blocks 0 .. depth-1 of a stack.
 
     Args:
@@ -62,18 +62,21 @@ def run_blocks(block: BlockFn, params: Any, stream: Any, *, depth: int | None = 
       taps: 0-based blocks after which `tap_of(stream)` is wanted.
       remat: "none", "full" or "attention", for each block and each injection.
       collect: also return the stream after every block, stacked (for tests).
+      unroll: blocks in one turn of the loop. More of them take longer to compile, but what the
+        backward pass needs of them is not copied into and out of stacked arrays.
     """
     depth = len(jax.tree.leaves(params)[0]) if depth is None else depth
     interval = injection.interval if injection else depth
     held_taps = tuple(tap for tap in taps if tap != depth - 1)
-    one_block = _block_step(rematerialised(block, remat), held_taps, tap_of, collect)
-    inject = rematerialised(injection.apply, remat) if injection else None
+    one_block = _block_step(rematerialised(block, remat, unroll), held_taps, tap_of, collect)
+    inject = rematerialised(injection.apply, remat, unroll) if injection else None
 
     def one_group(carry, xs):
         indices, block_params, gate = xs
         stream, held = carry
         stream = inject(gate[0], stream, gate[1]) if inject else stream
-        return jax.lax.scan(one_block, (stream, held), (indices, block_params))
+        return jax.lax.scan(one_block, (stream, held), (indices, block_params),
+                            unroll=min(unroll, len(indices)))
 
     carry = stream, tuple(jnp.zeros_like(tap_of(stream)) for _ in held_taps)
     collected = []
@@ -81,7 +84,8 @@ def run_blocks(block: BlockFn, params: Any, stream: Any, *, depth: int | None = 
         blocks = _grouped((jnp.arange(depth), params), start, stop, size)
         gates = (injection.params, injection.inputs) if injection else ()
         gates = _grouped(gates, start // interval, -(-stop // interval))
-        carry, streams = jax.lax.scan(one_group, carry, (*blocks, gates))
+        groups = min(max(1, unroll // size), (stop - start) // size)
+        carry, streams = jax.lax.scan(one_group, carry, (*blocks, gates), unroll=groups)
         collected.append(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), streams))
     found = dict(zip(held_taps, carry[1])) | {depth - 1: tap_of(carry[0])}
     return BlockRun(carry[0], tuple(found[tap] for tap in taps),

@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 FRESH_ADAPTERS = r"^lora/"  # a network without adapters gets fresh ones, which change nothing
 FIXED_SECTIONS = ("objective", "model", "lora", "codec", "text", "param_dtype", "seed")
 PREDICTION = "config.flow.prediction_type:"
-FREE = ("config.model.remat:", "config.model.pit_chunks:")  # how, not what, is computed
+# How, not what, is computed.
+FREE = ("config.model.remat:", "config.model.pit_chunks:", "config.model.unroll:")
 
 
 def initial_state(config: ConfigDict, objective: Objective, mesh: Mesh,
