@@ -1,6 +1,6 @@
 """How long are a forward pass and a training step of a mid-size PixelDiT?
 
-    python -m benchmarks.network [--size 256] [--batch 2] [--repeats 7] [--json FILE]
+    python -m benchmarks.network [--size 256] [--batch 2] [--repeats 7] [--unroll 1] [--json FILE]
 
 The net: hidden 384, 6 heads, 6 patch blocks, 2 pixel blocks, patch 16, pixel width 16; float32.
 The step is loss, gradients, clipping, AdamW and an exponential moving average, donated buffers.
@@ -52,10 +52,11 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=256)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--unroll", type=int, default=1, help="blocks in one turn of the loop")
     parser.add_argument("--json")
     arguments = parser.parse_args()
 
-    net = models.build_model("pixeldit_t2i", **MID_SIZE)
+    net = models.build_model("pixeldit_t2i", **MID_SIZE, unroll=arguments.unroll)
     batch = make_batch(arguments.size, arguments.batch)
     params = net.init(jax.random.key(1), method="all_parameters")["params"]
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -72,7 +73,7 @@ def main() -> None:
         {"forward": lambda: forward(params, batch), "training step": one_step}, arguments.repeats)
     timing.report(f"mid-size PixelDiT, {count / 1e6:.1f}M parameters, {arguments.size} px, "
                   f"batch {arguments.batch}", seconds, arguments.json, parameters=count,
-                  size=arguments.size, batch=arguments.batch)
+                  size=arguments.size, batch=arguments.batch, unroll=arguments.unroll)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ run's weights, inputs and number of threads. Calls of ours and of the peer's tak
 loss, gradients, clipping, AdamW and an average; the sampler is four deterministic steps. A square
 matrix product on either side says what the machine can do: the faster one is the peak.
 
-Blocks are unrolled as PyTorch's are (--unroll 1: a loop), and both processes keep the memory that
-they free, as a training on a CPU does (--free-memory: both give it back to the kernel).
+The training step unrolls its blocks, as PyTorch does (--unroll 1: a loop, as drawing has), and both
+processes keep the memory that they free, as a training here does on a CPU (--free-memory: both give
+it back to the kernel, as PyTorch does by itself).
 """
 
 import argparse
@@ -141,11 +142,12 @@ def flops_of(net: models.PixelDiT, params: Mapping, batch: Mapping) -> dict[str,
     return found | {"matmul": 2.0 * SQUARE**3}
 
 
-def ours(net: models.PixelDiT, params: Mapping, batch: Mapping) -> dict[str, Callable]:
-    """What is timed here, by run."""
+def ours(net: models.PixelDiT, params: Mapping, batch: Mapping,
+         unroll: int) -> dict[str, Callable]:
+    """What is timed here, by run; `unroll` is the step's."""
     functions, optimizer = functions_of(net), AdamW(1e-4)
     forward, sampler = (jax.jit(functions[name]) for name in ("forward", "sampler"))
-    step = training_step(net, optimizer)
+    step = training_step(net.clone(unroll=unroll), optimizer)
     carry = [jax.tree.map(jnp.copy, (params, optimizer.init(params), params))]
 
     def one_step():
@@ -189,9 +191,9 @@ def differences(mine: Mapping[str, Callable], peer: Peer, batch: str,
 def measure(python: str, size: int, batch: int, repeats: int, modes: tuple[str, ...],
             runs: tuple[str, ...], unroll: int, environment: Mapping[str, str]) -> dict:
     """Seconds by run and side ("jax" or a mode of PyTorch), FLOPs and differences."""
-    net = models.build_model(MODEL, **MID_SIZE, unroll=unroll)
+    net = models.build_model(MODEL, **MID_SIZE)
     params, inputs = random_params(net), make_inputs(size, batch)
-    mine = ours(net, params, inputs)
+    mine = ours(net, params, inputs, unroll)
     with started_peer(python, params, environment) as peer:
         name = peer.add_batch("batch", inputs)
         different = differences(mine, peer, name, runs)

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from collections.abc import Sequence
 
 import jax
 
@@ -24,7 +25,10 @@ def keep_freed_memory() -> bool:
       has settings of malloc (`MALLOC_...` or `GLIBC_TUNABLES`).
     """
     chosen = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
+    return jax.config.jax_platforms == "cpu" and not chosen and set_malloc(SETTINGS)
+
+
+def set_malloc(settings: Sequence[tuple[int, int]]) -> bool:
+    """Hands (option, value) pairs to glibc's `mallopt`; gives False where there is none."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if jax.config.jax_platforms != "cpu" or chosen or mallopt is None:
-        return False
-    return all([mallopt(option, value) for option, value in SETTINGS])
+    return mallopt is not None and all([mallopt(*setting) for setting in settings])

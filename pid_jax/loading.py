@@ -130,8 +130,10 @@ def drawing_mesh(sequence: int = 1, data: int = 1) -> Mesh:
 
 
 def for_drawing(objective: Objective, pit_chunks: int | None) -> Objective:
-    """The objective with a network that recomputes nothing and cuts its pixel blocks as asked."""
-    options: dict[str, Any] = {"remat": "none"} if hasattr(objective.net, "remat") else {}
+    """The objective with a network that recomputes nothing, runs its blocks in a loop (what
+    unrolling saves is the backward pass's) and cuts its pixel blocks as asked."""
+    options: dict[str, Any] = {name: value for name, value in (("remat", "none"), ("unroll", 1))
+                               if hasattr(objective.net, name)}
     if pit_chunks is not None:
         options["pit_chunks"] = pit_chunks
     changed = copy.copy(objective)
