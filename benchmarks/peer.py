@@ -2,16 +2,16 @@
 
     python -m benchmarks.peer --torch-python PYTHON [--size 256] [--batch 2] [--repeats 5]
                               [--modes eager,compile] [--only forward,sampler,step] [--json FILE]
-                              [--unroll 6] [--free-memory]
+                              [--unroll 6] [--memory own]
 
 PYTHON is an interpreter that has torch; the peer (benchmarks/peer_torch.py) runs there with this
 run's weights, inputs and number of threads. Calls of ours and of the peer's take turns. The step is
 loss, gradients, clipping, AdamW and an average; the sampler is four deterministic steps. A square
 matrix product on either side says what the machine can do: the faster one is the peak.
 
-The training step unrolls its blocks, as PyTorch does (--unroll 1: a loop, as drawing has), and both
-processes keep the memory that they free, as a training here does on a CPU (--free-memory: both give
-it back to the kernel, as PyTorch does by itself).
+The training step unrolls its blocks, as PyTorch does (--unroll 1: a loop, as drawing has). --memory
+says who keeps the memory that it frees instead of giving it back to the kernel: own: this process,
+as a training here does on a CPU, and PyTorch does not by itself; both; none.
 """
 
 import argparse
@@ -237,23 +237,23 @@ def main() -> None:
     parser.add_argument("--modes", default="eager,compile")
     parser.add_argument("--only", default=",".join(RUNS), help="of " + ",".join(RUNS))
     parser.add_argument("--unroll", type=int, default=MID_SIZE["patch_depth"])
-    parser.add_argument("--free-memory", action="store_true")
+    parser.add_argument("--memory", choices=("own", "both", "none"), default="own")
     parser.add_argument("--json")
     options = parser.parse_args()
     modes, runs = tuple(options.modes.split(",")), tuple(options.only.split(","))
     jax.config.update("jax_platforms", "cpu")
-    kept = not options.free_memory and host_memory.keep_freed_memory()
+    if options.memory != "none" and not host_memory.keep_freed_memory():
+        parser.error("malloc's settings cannot be changed here; choose --memory none")
     found = measure(options.torch_python, options.size, options.batch, options.repeats, modes,
-                    runs, options.unroll, KEEP_FREED if kept else {})
+                    runs, options.unroll, KEEP_FREED if options.memory == "both" else {})
     print(f"mid-size PixelDiT, {found['parameters'] / 1e6:.1f}M parameters, {options.size} px, "
           f"batch {options.batch}, float32, {timing.machine()['cpus']} CPUs, median of "
-          f"{options.repeats}; unroll {options.unroll}, freed memory "
-          f"{'kept' if kept else 'given back'} by both")
+          f"{options.repeats}, unroll {options.unroll}, memory {options.memory}")
     print("\n".join(table(found, modes)))
     if options.json:
         with atomic_write(options.json) as file:
             json.dump({**found, "machine": timing.machine(), "torch": torch_version(
-                options.torch_python), "kept_memory": kept, **vars(options)}, file, indent=1)
+                options.torch_python), **vars(options)}, file, indent=1)
 
 
 def torch_version(python: str) -> str:
