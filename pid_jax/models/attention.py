@@ -45,6 +45,7 @@ def dense_attention(q: jax.Array, k: jax.Array, v: jax.Array, text_q: jax.Array 
     return out[:, length:], out[:, :length]
 
 
+@jax.named_scope("attention")
 def softmax_attention(q: jax.Array, k: jax.Array, v: jax.Array,
                       key_mask: jax.Array | None = None) -> jax.Array:
     """softmax(q k^T d^-0.5) v, [B, L, H, d]; scores and softmax in float32.
@@ -66,6 +67,7 @@ def _masked_softmax(scores: jax.Array, key_mask: jax.Array | None) -> jax.Array:
     return jnp.where(allowed, jax.nn.softmax(scores, axis=-1), 0)
 
 
+@jax.named_scope("projections")
 def project_qkv(params: Params, x: jax.Array, heads: int,
                 table: RopeTable | None) -> tuple[jax.Array, jax.Array, jax.Array]:
     """x [B, L, D] -> normed and turned q, k and plain v, [B, L, heads, D/heads] each."""
@@ -87,4 +89,5 @@ def self_attention(params: Params, x: jax.Array, heads: int, table: RopeTable,
                    attention: Attention, key_mask: jax.Array | None = None) -> jax.Array:
     """Attention among tokens x [B, L, D] with q/k norms and rotary positions, then `proj`."""
     out, _ = attention(*project_qkv(params, x, heads, table), key_mask=key_mask)
-    return linear(params["proj"], out.reshape(x.shape))
+    with jax.named_scope("projections"):
+        return linear(params["proj"], out.reshape(x.shape))

@@ -62,10 +62,12 @@ def patch_block(params: Params, stream: tuple[jax.Array, jax.Array],
     return x, _patch_rest(params, "y", y, y_out, text_mods)
 
 
+@jax.named_scope("modulations")
 def _modulations(params: Params, condition: jax.Array) -> list[jax.Array]:
     return [linear(part, condition) for part in unstack(params)]
 
 
+@jax.named_scope("projections")
 def _patch_qkv(params, side, tokens, mods, heads, table):
     hidden = modulate(rms_norm(params[f"norm_{side}1"], tokens), *mods[:2])
     attn = {name: params["attn"][f"{name}_{side}"] for name in ("qkv", "q_norm", "k_norm")}
@@ -74,9 +76,11 @@ def _patch_qkv(params, side, tokens, mods, heads, table):
 
 def _patch_rest(params, side, tokens, attended, mods):
     attended = attended.reshape(tokens.shape)
-    tokens = tokens + mods[2] * linear(params["attn"][f"proj_{side}"], attended)
-    hidden = modulate(rms_norm(params[f"norm_{side}2"], tokens), *mods[3:5])
-    return tokens + mods[5] * swiglu(params[f"mlp_{side}"], hidden)
+    with jax.named_scope("projections"):
+        tokens = tokens + mods[2] * linear(params["attn"][f"proj_{side}"], attended)
+    with jax.named_scope("feed-forward"):
+        hidden = modulate(rms_norm(params[f"norm_{side}2"], tokens), *mods[3:5])
+        return tokens + mods[5] * swiglu(params[f"mlp_{side}"], hidden)
 
 
 class ClassContext(NamedTuple):
@@ -144,15 +148,20 @@ def pixel_block(params: Params, z: jax.Array, context: PixelContext) -> jax.Arra
     modulation, as large as z, is computed where it is used so that few live at a time.
     """
     mods = unstack(params["adaLN_modulation"])
-    modulation = lambda i, z, condition: linear(mods[i], condition).reshape(z.shape)
+
+    @jax.named_scope("modulations")
+    def modulation(i: int, z: jax.Array, condition: jax.Array) -> jax.Array:
+        return linear(mods[i], condition).reshape(z.shape)
 
     def before(z: jax.Array, condition: jax.Array) -> jax.Array:
         hidden = modulate(rms_norm(params["norm1"], z, axis=-2),
                           *(modulation(i, z, condition) for i in (0, 1)))
-        return linear(params["compress_to_attn"], hidden.reshape(*z.shape[:2], -1))
+        with jax.named_scope("projections"):
+            return linear(params["compress_to_attn"], hidden.reshape(*z.shape[:2], -1))
 
     def after(z: jax.Array, token: jax.Array, condition: jax.Array) -> jax.Array:
-        expanded = linear(params["expand_from_attn"], token).reshape(z.shape)
+        with jax.named_scope("projections"):
+            expanded = linear(params["expand_from_attn"], token).reshape(z.shape)
         z = z + modulation(2, z, condition) * expanded
         hidden = modulate(rms_norm(params["norm2"], z, axis=-2),
                           *(modulation(i, z, condition) for i in (3, 4)))
@@ -216,6 +225,7 @@ def _patch_attention(params: Params, z: jax.Array, context: PixelContext) -> jax
     return linear(params["expand_from_attn"], token).reshape(z.shape)
 
 
+@jax.named_scope("feed-forward")
 def _channel_mlp(params: Params, z: jax.Array) -> jax.Array:
     return channel_linear(params["fc2"], gelu(channel_linear(params["fc1"], z)))
 

@@ -1,10 +1,13 @@
 """Norms, patches, positions, time and initial values against plain numpy."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from pid_jax.models import layers
+from pid_jax.models import blocks, layers
 
 
 def normal(*shape, seed=0, std=1.0):
@@ -102,3 +105,40 @@ def test_large_parameters_are_drawn_by_themselves(monkeypatch):
     assert drawn["c"].shape == (7,) and np.all(drawn["d"]["scale"] == 1)
     only_large = layers.draw(jax.random.key(0), layers.Uniform((64, 64), 1.0))
     assert only_large.shape == (64, 64)
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (2, 5, 7), (2, 3, 5, 7)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_product_has_the_gradients_of_a_matrix_product(shape, dtype):
+    x, kernel, weight = (jax.random.normal(jax.random.key(i), size).astype(dtype) for i, size in
+                         enumerate((shape, (7, 4), (*shape[:-1], 4))))
+    loss = lambda product: lambda x, kernel: jnp.sum(jnp.sin(product(x, kernel)) * weight)
+    found, expected = (jax.grad(loss(product), (0, 1))(x, kernel)
+                       for product in (layers.product, jnp.matmul))
+    tolerance = 1e-5 if dtype == "float32" else 0.05
+    for ours, jaxs in zip(found, expected, strict=True):
+        assert ours.dtype == jaxs.dtype
+        np.testing.assert_allclose(np.float32(ours), np.float32(jaxs), atol=tolerance)
+
+
+def test_product_has_second_derivatives():
+    x, kernel = jnp.arange(6.0).reshape(2, 3), jnp.ones((3, 2))
+    steepness = lambda product: jax.grad(lambda kernel: jnp.sum(jax.grad(
+        lambda x: jnp.sum(product(x, kernel) ** 3))(x) ** 2))(kernel)
+    np.testing.assert_allclose(steepness(layers.product), steepness(jnp.matmul), rtol=1e-5)
+
+
+def test_gelu_is_the_exact_one():
+    x = np.linspace(-12, 12, 4001)
+    expected = x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
+    np.testing.assert_allclose(layers.gelu(jnp.float32(x)), expected, atol=1e-6)
+    assert layers.gelu(jnp.bfloat16(x)).dtype == jnp.bfloat16
+
+
+def test_channel_product_has_the_gradients_of_a_contraction():
+    kernel, z, weight = normal(4, 3), normal(2, 5, 3, 6, seed=1), normal(2, 5, 4, 6, seed=2)
+    plain = lambda kernel, z: jnp.einsum("oi,blip->blop", kernel, z)
+    loss = lambda product: lambda kernel, z: jnp.sum(jnp.sin(product(kernel, z)) * weight)
+    found, expected = (jax.value_and_grad(loss(product), (0, 1))(kernel, z)
+                       for product in (blocks.channel_product, plain))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected)

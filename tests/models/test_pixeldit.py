@@ -100,6 +100,13 @@ def test_chunks_change_no_value_and_no_gradient(params, chunks, parts):
     assert (f"f32[{parts},2,{8 // parts},4,16]" in str(traced)) == (parts > 1)
 
 
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_unrolled_blocks_have_the_same_values_and_gradients(params, remat):
+    expected = loss_and_gradients({}, "none", params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+                 loss_and_gradients({"unroll": 2}, remat, params), expected)
+
+
 def test_remat_attention_saves_the_attention_outputs_only(params):
     def residuals(remat):
         forward = lambda p: jnp.sum(tiny(remat=remat).apply({"params": p}, X, T, Y).x)
@@ -144,6 +151,7 @@ def test_the_last_text_half_gets_no_gradient(params):
     (dict(rope_mode="ntk_aware", num_groups=4), "at least 8 channels"),
     (dict(remat="some"), "remat is 'some'"),
     (dict(pit_chunks=0), "pit_chunks is 0"),
+    (dict(unroll=0), "unroll is 0"),
     (dict(patch_depth=0), "patch_depth is 0"),
     (dict(pixel_hidden_size=0), "pixel_hidden_size is 0"),
     (dict(txt_embed_dim=0), "txt_embed_dim is 0"),

@@ -120,6 +120,14 @@ def test_resuming_another_config_is_refused(tmp_path, text_to_image, section, ke
         restore.resume(folder, changed, None)
 
 
+@pytest.mark.parametrize("key, value", [("remat", "full"), ("pit_chunks", 2), ("unroll", 2)])
+def test_how_a_step_is_computed_may_change(tmp_path, text_to_image, key, value):
+    save(tmp_path, text_to_image)
+    text_to_image.model[key] = value
+    state, _ = start(text_to_image, tmp_path)
+    assert int(state.step) == 3
+
+
 def test_fewer_steps_than_done_are_refused(tmp_path, text_to_image):
     save(tmp_path, text_to_image, step=9)
     with pytest.raises(UserError, match="of step 9, past config.total_steps 4"):

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import re
 from pathlib import Path
 
 import jax
@@ -10,6 +11,7 @@ import optax
 import pytest
 
 from pid_jax import objectives
+from pid_jax.ahead_of_time import programs
 from pid_jax.errors import UserError
 from pid_jax.objectives import pid_student
 from pid_jax.parallel import mesh as mesh_lib
@@ -180,3 +182,24 @@ def test_wrong_meshes_are_refused_before_compiling():
     options.mesh.sequence_attention = "spiral"
     with pytest.raises(UserError, match="'spiral' is unknown"):
         objectives.build(options, mesh)
+
+
+@pytest.mark.parametrize("design, gathers", [("ulysses", False), ("allgather", True)])
+def test_image_tokens_are_gathered_only_by_design(design, gathers):
+    options = config("pid_teacher")
+    options.mesh.sequence_attention = design
+    mesh = mesh_lib.make_mesh(dict(zip(mesh_lib.AXES, (1, 4, 2))), BATCH)
+    height, width = 80, 112
+    tokens = height * width // options.model.patch_size**2
+    program = programs.build(options, mesh, "train", height, width)
+    assert not any(tokens in leaf.shape for leaf in jax.tree.leaves(program.parts["parameters"]))
+    shapes = gathered_shapes(program.compile().as_text())
+    assert shapes  # weights are divided, and the text's heads
+    assert any(tokens in shape for shape in shapes) == gathers
+
+
+def gathered_shapes(text: str) -> list[tuple[int, ...]]:
+    """Shapes that the all-gathers of a compiled program give."""
+    found = re.findall(r"= \(?(.*?) all-gather(?:-start)?\(", text)
+    return [tuple(map(int, dims.split(",")))
+            for types in found for dims in re.findall(r"\w+\[([\d,]+)\]", types)]
