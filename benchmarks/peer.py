@@ -43,8 +43,8 @@ RUNS = ("forward", "sampler", "step")
 STEPS = 4
 SQUARE = 2048  # side of the matrices of the peak
 # To glibc what `host_memory.keep_freed_memory` does.
-KEEP_FREED = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0",
-              "MALLOC_TRIM_THRESHOLD_": str(2**62)}
+KEEP_FREED = {"GLIBC_TUNABLES": f"glibc.malloc.arena_max=1:glibc.malloc.mmap_max=0:"
+                                f"glibc.malloc.trim_threshold={2**62}:glibc.malloc.hugetlb=1"}
 
 
 class Peer:

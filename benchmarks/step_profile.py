@@ -1,6 +1,6 @@
 """Where does the time of a training step go?
 
-    python -m benchmarks.profile [--size 256] [--batch 2] [--unroll 6] [--top 12] [--json FILE]
+    python -m benchmarks.step_profile [--size 256] [--batch 2] [--unroll 6] [--top 12] [--json FILE]
 
 Traces one training step of the mid-size PixelDiT and sums what each operation took by the part of
 the network and the pass that it belongs to. Seconds are of the thread that runs an operation;
