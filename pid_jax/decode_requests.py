@@ -286,6 +286,10 @@ def codec_picture(codec: LatentCodec, latent: np.ndarray, size: Size) -> np.ndar
     return np.asarray(degrade.upsample(jnp.clip(small, -1, 1), *size))[0]
 
 
+# What `decode` writes beside the pictures.
+OWN_FILES = re.compile(r"compare\.html|metrics\.json|grid(_\d+x\d+)?\.png", re.IGNORECASE)
+
+
 class UniqueNames:
     """Turns names into safe relative paths, each given once."""
 
@@ -303,6 +307,8 @@ class UniqueNames:
 
 
 def safe_path(name: str) -> str:
-    """`name` as a relative path of plain characters that leaves no folder."""
+    """`name` as a relative path of plain characters that leaves no folder, and takes the place of
+    no file that the command writes there."""
     parts = [re.sub(r"[^\w.\- ]", "_", part) for part in name.split("/")]
-    return "/".join(part for part in parts if part.strip(". ")) or "picture"
+    path = "/".join(part for part in parts if part.strip(". ")) or "picture"
+    return f"picture_{path}" if OWN_FILES.fullmatch(path.split("/")[0]) else path

@@ -160,6 +160,8 @@ def test_a_missing_checkpoint_is_a_sentence(tmp_path, capsys):
 def test_helpers():
     assert pad(np.zeros((5, 8, 3)), 4).shape == (8, 8, 3)
     assert safe_path("../a/./b c?.png") == "a/b c_.png" and safe_path("..") == "picture"
+    assert safe_path("grid.png/x") == "picture_grid.png/x"
+    assert safe_path("compare.html") == "picture_compare.html"
 
 
 def test_latent_files_of_one_name_do_not_replace_each_other(run, tmp_path):

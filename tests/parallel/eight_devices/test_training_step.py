@@ -16,7 +16,7 @@ from pid_jax.errors import UserError
 from pid_jax.objectives import pid_student
 from pid_jax.parallel import mesh as mesh_lib
 from pid_jax.parallel import sequence
-from pid_jax.parallel.sharding import state_shardings
+from pid_jax.parallel.sharding import bytes_per_device, state_shardings
 from pid_jax.training.state import step_key
 from tests import double_precision, tiny
 
@@ -185,7 +185,7 @@ def test_wrong_meshes_are_refused_before_compiling():
 
 
 @pytest.mark.parametrize("design, gathers", [("ulysses", False), ("allgather", True)])
-def test_image_tokens_are_gathered_only_by_design(design, gathers):
+def test_a_compiled_step_gathers_by_design_and_overwrites_its_state(design, gathers):
     options = config("pid_teacher")
     options.mesh.sequence_attention = design
     mesh = mesh_lib.make_mesh(dict(zip(mesh_lib.AXES, (1, 4, 2))), BATCH)
@@ -193,9 +193,12 @@ def test_image_tokens_are_gathered_only_by_design(design, gathers):
     tokens = height * width // options.model.patch_size**2
     program = programs.build(options, mesh, "train", height, width)
     assert not any(tokens in leaf.shape for leaf in jax.tree.leaves(program.parts["parameters"]))
-    shapes = gathered_shapes(program.compile().as_text())
+    compiled = program.compile()
+    shapes = gathered_shapes(compiled.as_text())
     assert shapes  # weights are divided, and the text's heads
     assert any(tokens in shape for shape in shapes) == gathers
+    state = sum(bytes_per_device(part) for name, part in program.parts.items() if name != "batch")
+    assert compiled.memory_analysis().alias_size_in_bytes >= state > 0
 
 
 def gathered_shapes(text: str) -> list[tuple[int, ...]]:
