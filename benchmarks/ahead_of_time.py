@@ -79,7 +79,7 @@ def table(rows: list[Mapping]) -> Iterator[str]:
         yield (f"| {row['config']} | {row['topology']}, {'x'.join(map(str, row['mesh'].values()))} "
                f"| {row['height']}x{row['width']}, {row['batch']} | {arguments / GIB:.2f} | "
                f"{row['temporaries'] / GIB:.2f} | {row['limit'] / GIB:.2f} | "
-               f"{sum(row['flops'].values()) / 1e15:.2f} | "
+               f"{sum(row['flops'].values()) / 1e15:.3f} | "
                f"{sum(row['collectives'].values()) / GIB:.1f} | {row['cycles'] / 1e6:.0f} | {end}")
 
 
