@@ -23,6 +23,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,7 @@ import numpy as np
 
 from benchmarks import timing
 from benchmarks.network import MID_SIZE, make_batch, training_step
-from pid_jax import host_memory, models
+from pid_jax import models
 from pid_jax.diffusion import few_step
 from pid_jax.files import atomic_write
 from pid_jax.flops import count_flops, counted_attention
@@ -51,7 +52,8 @@ class Peer:
     """The PyTorch process; answers one request at a time."""
 
     def __init__(self, python: str, folder: Path, options: Mapping, params: Mapping,
-                 threads: int | None = None, environment: Mapping[str, str] = KEEP_FREED):
+                 threads: int | None = None,
+                 environment: Mapping[str, str] = MappingProxyType({})):
         """Writes weights and options into `folder`, where batches go too, and starts it."""
         self.folder = folder
         np.savez(folder / "weights.npz", **jax_to_torch(table_for(MODEL, dict(options)), params))
@@ -241,9 +243,9 @@ def main() -> None:
     parser.add_argument("--json")
     options = parser.parse_args()
     modes, runs = tuple(options.modes.split(",")), tuple(options.only.split(","))
+    if options.memory != "none":
+        timing.keep_freed_memory()
     jax.config.update("jax_platforms", "cpu")
-    if options.memory != "none" and not host_memory.keep_freed_memory():
-        parser.error("malloc's settings cannot be changed here; choose --memory none")
     found = measure(options.torch_python, options.size, options.batch, options.repeats, modes,
                     runs, options.unroll, KEEP_FREED if options.memory == "both" else {})
     print(f"mid-size PixelDiT, {found['parameters'] / 1e6:.1f}M parameters, {options.size} px, "

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from benchmarks import timing
 from benchmarks.network import MID_SIZE, make_batch, training_step
 from benchmarks.peer import MODEL, random_params
-from pid_jax import host_memory, models
+from pid_jax import models
 from pid_jax.files import atomic_write
 from pid_jax.training.optim import AdamW
 
@@ -33,8 +33,8 @@ PRODUCTS = ("dot", "ynn_fusion")
 
 def operations(text: str) -> dict[str, str]:
     """Instruction -> where in the program it comes from, of a compiled program's text."""
-    found = re.findall(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*?(?:op_name="([^"]*)"|$)', text, re.MULTILINE)
-    return {name: origin for name, origin in found}
+    return dict(re.findall(r'^\s*(?:ROOT )?%?([\w.-]+) = .*?(?:op_name="([^"]*)"|$)', text,
+                           re.MULTILINE))
 
 
 def part_of(origin: str) -> str:
@@ -102,8 +102,7 @@ def main() -> None:
     parser.add_argument("--top", type=int, default=12, help="instructions to list")
     parser.add_argument("--json")
     options = parser.parse_args()
-    jax.config.update("jax_platforms", "cpu")
-    host_memory.keep_freed_memory()
+    timing.keep_freed_memory()
     found = measure(options.size, options.batch, options.unroll)
     print("\n".join(table(found, options.top)))
     if options.json:

@@ -11,9 +11,19 @@ from importlib import metadata
 
 import jax
 
+from pid_jax import host_memory
 from pid_jax.files import atomic_write
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+
+
+def keep_freed_memory() -> None:
+    """Computes on the CPU and keeps freed memory, as a training there does; ends the command where
+    that cannot be. Call it before anything else of JAX."""
+    jax.config.update("jax_platforms", "cpu")
+    if not host_memory.keep_freed_memory():
+        sys.exit("error: malloc's settings cannot be changed here; this needs glibc, and none of "
+                 "MALLOC_... and GLIBC_TUNABLES in the environment")
 
 
 def interleaved(functions: Mapping[str, Callable[[], object]],
