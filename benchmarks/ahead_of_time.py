@@ -1,6 +1,7 @@
 """What would a training step of every full-size config take of a TPU slice?
 
-    python -m benchmarks.ahead_of_time --json FILE [--topology v5e:4x4] [--configs a,b] [--minutes M]
+    python -m benchmarks.ahead_of_time --json FILE [--topology v5e:4x4] [--configs a,b]
+                                       [--minutes M]
 
 Compiles each config's step (variant `offline`: encoders without weights) by
 `python -m pid_jax.parallel.aot` in a process of its own, which takes one to three minutes; FILE

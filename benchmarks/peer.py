@@ -82,6 +82,10 @@ class Peer:
         with np.load(to) as arrays:
             return dict(arrays)
 
+    def trace(self, function: str, mode: str, batch: str) -> dict[str, float]:
+        """Seconds by operation of one call, each without the operations that it calls."""
+        return self._ask({"trace": function, "mode": mode, "batch": batch})["operations"]
+
     def _ask(self, request: dict) -> dict:
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()

@@ -8,6 +8,7 @@ checkpoints. It reads one request a line on stdin and answers each with one line
 
     {"run": "forward", "mode": "eager", "batch": "FILE.npz"}      -> {"seconds": ...}
     {"save": "forward", "mode": "eager", "batch": "FILE.npz", "to": "FILE.npz"} -> {}
+    {"trace": "step", "mode": "eager", "batch": "FILE.npz"}      -> {"operations": {name: seconds}}
 """
 
 import json
@@ -55,7 +56,8 @@ def rotate(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.T
 def pixel_positions(rows: int, columns: int, channels: int, patch: int) -> torch.Tensor:
     """Sine-cosine embedding of every pixel, [L, patch^2, channels] float32."""
     omega = 10000.0 ** (-np.arange(channels // 4) / (channels / 4))
-    table = lambda n: np.concatenate([f(np.arange(n)[:, None] * omega) for f in (np.sin, np.cos)], 1)
+    table = lambda n: np.concatenate(
+        [f(np.arange(n)[:, None] * omega) for f in (np.sin, np.cos)], 1)
     height, width = rows * patch, columns * patch
     shape = (height, width, channels // 2)
     both = np.concatenate([np.broadcast_to(table(width), shape),
@@ -300,10 +302,31 @@ class Bench:
         return batch["a"] @ batch["b"]
 
 
+def trace(function, batch) -> dict[str, float]:
+    """Seconds by operation of one call, each without the operations that it calls."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        function(batch)
+    return {event.key: event.self_cpu_time_total / 1e6 for event in profiler.key_averages()}
+
+
 def load(file: str) -> dict[str, torch.Tensor]:
     """The arrays of an .npz file."""
     with np.load(file) as arrays:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def answer(request: dict[str, str], bench: Bench, batch: dict[str, torch.Tensor]) -> dict:
+    """Does what one request asks."""
+    if "trace" in request:
+        return {"operations": trace(getattr(bench, request["trace"]), batch)}
+    start = time.perf_counter()
+    result = getattr(bench, request.get("run") or request["save"])(batch)
+    found = {"seconds": time.perf_counter() - start}
+    if "save" in request:
+        result = result if isinstance(result, dict) else {"result": result}
+        np.savez(request["to"], **{name: value.numpy() for name, value in result.items()
+                                   if value is not None})
+    return found
 
 
 def main(weights: str, options: str, threads: str) -> None:
@@ -319,14 +342,7 @@ def main(weights: str, options: str, threads: str) -> None:
             net = PixelDiT(**options)
             net.load_state_dict(load(weights))
             benches[mode] = Bench(net, mode == "compile")
-        start = time.perf_counter()
-        result = getattr(benches[mode], request.get("run") or request["save"])(batch)
-        answer = {"seconds": time.perf_counter() - start}
-        if "save" in request:
-            result = result if isinstance(result, dict) else {"result": result}
-            np.savez(request["to"], **{name: value.numpy() for name, value in result.items()
-                                       if value is not None})
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer(request, benches[mode], batch)), flush=True)
 
 
 if __name__ == "__main__":

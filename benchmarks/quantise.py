@@ -114,7 +114,9 @@ def main() -> None:
     parser.add_argument("--json")
     options = parser.parse_args()
     sizes = full_size_bytes()
-    differences = picture_differences(options.checkpoint, options.size) if options.checkpoint else {}
+    differences = {}
+    if options.checkpoint:
+        differences = picture_differences(options.checkpoint, options.size)
     print("\n".join(tables(sizes, differences)))
     if options.json:
         with atomic_write(options.json) as file:
