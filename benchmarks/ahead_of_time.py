@@ -3,10 +3,10 @@
     python -m benchmarks.ahead_of_time --json FILE [--topology v5e:4x4] [--configs a,b]
                                        [--minutes M]
 
-Compiles each config's step (variant `offline`: encoders without weights) by
-`python -m pid_jax.parallel.aot` in a process of its own, which takes one to three minutes; FILE
-keeps the rows, and those that it holds are not compiled again, so that --minutes can end a run
-early. A row says what bounds the step: products at the chips' peak (recomputation included), or
+Compiles each config's step, encoders included (their weights are not needed), by
+`python -m pid_jax.parallel.aot` in a process of its own, which takes half a minute to ten minutes;
+FILE keeps the rows, and those that it holds are not compiled again, so that --minutes can end a
+run early. A row says what bounds the step: products at the chips' peak (recomputation included), or
 bytes between chips at the links' rate, and how far the rough estimate lies above the bound.
 """
 
@@ -26,7 +26,7 @@ from pid_jax.files import atomic_write
 FOLDER = Path("configs")
 SMALL = ("quickstart", "digits")
 # Data x fsdp x sequence on 16 chips, and pictures of a batch: large pictures divide their tokens.
-SHAPES = {"pid": ("1x4x4", 4), "pixeldit_t2i": ("1x4x4", 4)}
+SHAPES = {"pid": ("1x4x4", 4), "pixeldit_t2i_2kto4k": ("1x4x4", 8), "pixeldit_t2i": ("1x4x4", 4)}
 OTHERS = ("1x16x1", 32)
 
 
@@ -42,7 +42,7 @@ def compile_row(name: str, topology: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.json"
         done = subprocess.run(
-            [sys.executable, "-m", "pid_jax.parallel.aot", f"--config={FOLDER / name}.py:offline",
+            [sys.executable, "-m", "pid_jax.parallel.aot", f"--config={FOLDER / name}.py",
              f"--topology={topology}", f"--mesh={mesh}", f"--config.data.batch_size={batch}",
              f"--json={file}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if file.exists():
