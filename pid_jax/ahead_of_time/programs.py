@@ -63,8 +63,10 @@ def _training_step(objective: Objective, mesh: Mesh, height: int, width: int) ->
     state = with_shardings(abstract, state_shardings(abstract, mesh))
     batch = objective.batch_shapes(objective.config.data.batch_size, height, width)
     batch = _placed(batch, batch_sharding(mesh))
-    parts = {"parameters": state.params, "optimizer": state.opt_state, "averages": state.ema,
-             "other networks": (state.companions, state.frozen), "batch": batch}
+    parts = {"parameters": state.params, "optimizer": (state.step, state.opt_state),
+             "averages": state.ema, "other networks": (state.companions, state.frozen),
+             "batch": batch,
+             "encoder": _placed(objective.codec_shapes(), replicated(mesh))}
     return Program(train.compile_step(objective, mesh, state, first_phase(objective)),
                    (state, batch), parts)
 
